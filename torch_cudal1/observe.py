@@ -1,0 +1,91 @@
+"""Counts what happened and keeps the events: the material of `cudal1.report()` and `cudal1.explain()`.
+
+Thread-safe, bounded, in memory; it writes nothing, patches nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Event", "Report", "count", "fallback", "record", "report", "reset"]
+
+log = logging.getLogger("torch_cudal1")
+
+_KEPT_EVENTS = 4096  # a long-lived server must not grow; older events are dropped, their counts stay
+_lock = threading.Lock()
+_counters: Counter[str] = Counter()
+_events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a region: `stage` ("capture", "resolve", "judge", "swap", "run"), `what`, and its facts."""
+
+    stage: str
+    what: str
+    region: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """A snapshot: counters by name ("candidates_built", "misses", "fallbacks", ...) and the latest events, oldest first."""
+
+    counters: Mapping[str, int]
+    events: tuple[Event, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{name:28} {value}" for name, value in sorted(self.counters.items())]
+        lines += [f"[{e.stage}] {e.what} {e.region} {dict(e.facts) or ''}".rstrip() for e in self.events]
+        return "\n".join(lines) or "nothing has happened yet"
+
+
+def count(name: str, by: int = 1) -> None:
+    """Add to a counter."""
+    with _lock:
+        _counters[name] += by
+
+
+def record(stage: str, what: str, region: str = "", **facts: Any) -> None:
+    """Keep an event and count it as "stage.what"."""
+    event = Event(stage, what, region, facts, time.time())
+    with _lock:
+        _events.append(event)
+        _counters[f"{stage}.{what}"] += 1
+    log.debug("%s: %s %s %s", stage, what, region, facts)
+
+
+def fallback(stage: str, error: BaseException, *, strictness: str, region: str = "") -> None:
+    """A failure of ours at run time: record it, tell the log once per kind, and re-raise only under strictness "error"."""
+    reason = f"{type(error).__name__}: {error}"
+    record(stage, "fallback", region, reason=reason)
+    count("fallbacks")
+    if strictness == "error":
+        raise error
+    with _lock:
+        first = (kind := f"{stage}|{type(error).__name__}") not in _warned
+        _warned.add(kind)
+    if strictness == "warn" and first:
+        log.warning("cudal1 runs the baseline: %s failed (%s); see cudal1.report()", stage, reason)
+
+
+def report() -> Report:
+    """What has happened in this process so far."""
+    with _lock:
+        return Report(dict(_counters), tuple(_events))
+
+
+def reset() -> None:
+    """Forget counters and events (tests, and the start of a measured section)."""
+    with _lock:
+        _counters.clear()
+        _events.clear()
+        _warned.clear()

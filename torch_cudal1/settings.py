@@ -1,0 +1,125 @@
+"""Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
+
+A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or option that is misspelt or out
+of range is refused by name. Nothing is written to the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from torch_cudal1.errors import SettingError
+
+__all__ = ["PREFIX", "Settings"]
+
+PREFIX = "TORCH_CUDAL1_"
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "torch_cudal1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All options. `Settings()` holds the defaults; `Settings.from_env(**given)` lets the environment fill what was not given.
+
+    - enabled: False means every call runs the user's own baseline (the kill switch).
+    - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within budget_s), "error".
+    - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn" (logged once), "error" (raised).
+    - precision, assume_finite: the precision contract.
+    - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in order.
+    - budget_s: seconds of search per region, builds and measurements included.
+    - profile: how much the judge tests, "fast", "standard" or "strict".
+    - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
+    - autotune: let Inductor's max-autotune join the baselines (slow to compile).
+    - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
+    """
+
+    enabled: bool = True
+    on_miss: Literal["baseline", "tune", "error"] = "baseline"
+    strictness: Literal["silent", "warn", "error"] = "warn"
+    precision: Literal["match", "strict", "kernelbench"] = "match"
+    assume_finite: bool = False
+    cache_dir: Path = field(default_factory=_default_cache)
+    read_only_caches: tuple[Path, ...] = ()
+    budget_s: float = 120.0
+    profile: Literal["fast", "standard", "strict"] = "fast"
+    margin: float = 1.05
+    min_saving_us: float = 2.0
+    autotune: bool = False
+    candidate_timeout_s: float = 120.0
+    memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("budget_s", 0.0, 1e6),
+            ("margin", 1.0, 10.0),
+            ("min_saving_us", 0.0, 1e6),
+            ("candidate_timeout_s", 1.0, 1e5),
+            ("memory_limit_gib", 0.0, 1e5),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+                raise SettingError(name, value, f"a number from {low:g} to {high:g}")
+        for name in ("on_miss", "strictness", "precision", "profile"):
+            allowed = get_args(_literal(name))
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
+        for name in ("enabled", "assume_finite", "autotune"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(name, getattr(self, name), "True or False")
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+        object.__setattr__(self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
+        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `given`. Raises SettingError for an unknown name or a bad value."""
+        known = {f.name for f in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise SettingError(name, given[name], "one of the settings " + ", ".join(sorted(known)))
+        values: dict[str, Any] = {}
+        for variable, text in (os.environ if environ is None else environ).items():
+            name = variable.removeprefix(PREFIX).lower()
+            if not variable.startswith(PREFIX):
+                continue
+            if name not in known:
+                raise SettingError(variable, text, "one of " + ", ".join(sorted(PREFIX + k.upper() for k in known)))
+            values[name] = _parse(name, text)
+        return cls(**{**values, **given})
+
+    def but(self, **changes: Any) -> Settings:
+        """A copy with `changes`. Raises SettingError like `from_env`."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise SettingError(name, changes[name], "one of the settings " + ", ".join(sorted(known)))
+        return replace(self, **changes)
+
+
+def _literal(name: str) -> Any:
+    return get_type_hints(Settings)[name]
+
+
+def _parse(name: str, text: str) -> Any:
+    default = getattr(Settings, name, None)
+    if name == "cache_dir":
+        return Path(text)
+    if name == "read_only_caches":
+        return tuple(Path(part) for part in text.split(os.pathsep) if part)
+    if isinstance(default, bool):
+        if text.lower() not in _WORDS:
+            raise SettingError(PREFIX + name.upper(), text, "true or false")
+        return _WORDS[text.lower()]
+    if isinstance(default, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise SettingError(PREFIX + name.upper(), text, "a number") from None
+    return text
