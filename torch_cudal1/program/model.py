@@ -177,7 +177,7 @@ class Program:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) -> Program:
-        """Read `to_json`'s value back. Raises ProgramError for a wrong format, a missing payload or a payload digest that differs."""
+        """Read `to_json`'s value back. Raises ProgramError for a wrong format, a missing or altered payload."""
         if data.get("format") != FORMAT:
             raise ProgramError("format", f"format {data.get('format')!r}, this version reads {FORMAT}")
         own: dict[str, torch.Tensor] = {}

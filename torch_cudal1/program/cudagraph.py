@@ -1,0 +1,84 @@
+"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs are cloned out.
+
+Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen; if one moves to another
+address, the graph for the new addresses is captured. No output ever shares memory with a later call's output. Random numbers
+are refused: their generator would need registration.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_cudal1.program.execute import Runner
+
+__all__ = ["GraphedRunner"]
+
+_WARMUP_CALLS = 3  # lazy module loading, cuBLAS handles and autotuning must be over before capture
+_KEPT_GRAPHS = 8  # one per set of parameter addresses; an old one goes when a model's weights move for the ninth time
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    moving: list[torch.Tensor]  # our copies of the inputs that are not static; the static ones stay the caller's alone
+    outputs: list[torch.Tensor | int | None]  # an int: the function returns that input itself
+
+
+class GraphedRunner:
+    """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that are parameters or buffers."""
+
+    def __init__(self, runner: Runner, static: frozenset[int], device: torch.device) -> None:
+        self._runner, self._static, self._device = runner, static, device
+        self._moving: tuple[int, ...] = ()
+        self._graphs: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Copy the moving inputs in, replay, clone the outputs out, all on the current stream."""
+        if torch.cuda.is_current_stream_capturing():
+            return self._runner(inputs)  # the user is capturing: our launches belong into the user's graph
+        key = tuple(inputs[index].data_ptr() for index in sorted(self._static))
+        captured = self._graphs.get(key)
+        if captured is None:
+            self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
+            captured = self._capture(inputs)
+            self._graphs[key] = captured
+            if len(self._graphs) > _KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        if self._moving:
+            torch._foreach_copy_(captured.moving, [inputs[index] for index in self._moving])
+        captured.graph.replay()
+        return [_hand_out(out, inputs) for out in captured.outputs]
+
+    def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
+        held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
+        with torch.cuda.device(self._device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_WARMUP_CALLS):
+                    self._runner(held)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                results = self._runner(held)
+        outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
+        return _Captured(graph, [held[index] for index in self._moving], outputs)
+
+
+def _hand_out(out: torch.Tensor | int | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    if isinstance(out, int):
+        return inputs[out]
+    return out if out is None else _strided_copy(out)
+
+
+def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
+    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    if 0 in tensor.stride():  # an expanded tensor: its elements share memory, copy_ would refuse the overlap
+        base = [slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()]
+        fresh[tuple(base)].copy_(tensor[tuple(base)])
+        return fresh
+    return fresh.copy_(tensor)

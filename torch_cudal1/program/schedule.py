@@ -1,0 +1,108 @@
+"""Turns a Program into something to call, under a schedule: step by step, through Inductor, either with a CUDA graph around it.
+
+Inductor gets the whole Program as one graph, with each nested Program as one opaque node. Nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.program.aten import overload
+from torch_cudal1.program.check import check_program, is_random_program
+from torch_cudal1.program.cudagraph import GraphedRunner
+from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
+from torch_cudal1.program.operator import register, run_operator
+
+__all__ = ["build", "to_fx"]
+
+
+def build(program: Program, schedule: str, device: torch.device, *, static: Iterable[int] = ()) -> Runner:
+    """A callable from the Program's inputs to its outputs. `static`: positions of parameters and buffers (for CUDA graphs).
+
+    Raises ProgramError for a Program that breaks a rule, NotLowerableError for a schedule that cannot serve it, and whatever
+    Inductor raises when it cannot compile.
+    """
+    check_program(program)
+    base, _, graph = schedule.partition("+")
+    if graph and device.type != "cuda":
+        raise NotLowerableError(f"schedule {schedule!r} needs a CUDA device, this is {device.type}")
+    if graph and is_random_program(program):
+        raise NotLowerableError("a CUDA graph of random numbers would repeat them")
+    runner = prepare(program, device) if base == "eager" else _inductor(program, device, autotune=base == "max-autotune")
+    return GraphedRunner(runner, frozenset(static), device) if graph else runner
+
+
+def to_fx(program: Program) -> fx.GraphModule:
+    """The Program as an FX graph of ATen calls; every nested Program becomes one `cudal1::run` node."""
+    if any(isinstance(step, (Alloc, Launch)) for step in program.steps):
+        program = _wrapped(program)
+    root = torch.nn.Module()
+    graph = fx.Graph()
+    values: list[Any] = [graph.placeholder(f"i{index}") for index in range(len(program.inputs))]
+    for position, name in enumerate(program.constants):
+        root.register_buffer(f"c{position}", program.payloads[name], persistent=False)
+        values.append(graph.get_attr(f"c{position}"))
+    for step in program.steps:
+        values += _emit(graph, step, values)
+    graph.output(tuple(None if index is None else values[index] for index in program.outputs))
+    return fx.GraphModule(root, graph)
+
+
+def _emit(graph: fx.Graph, step: Any, values: Sequence[Any]) -> list[Any]:
+    if isinstance(step, Aten):
+        args = tuple(_fx_arg(arg, values) for arg in step.args)
+        kwargs = {name: _fx_arg(arg, values) for name, arg in step.kwargs}
+        node = graph.call_function(overload(step.target), args, kwargs)
+        many, outs = step.many, step.outs
+    else:
+        node = graph.call_function(run_operator(), ([values[index] for index in step.args], register(step.program)))
+        many, outs = True, step.outs
+    if not many:
+        return [node]
+    return [graph.call_function(operator.getitem, (node, position)) for position in range(len(outs))]
+
+
+def _fx_arg(arg: Any, values: Sequence[Any]) -> Any:
+    if isinstance(arg, Value):
+        return values[arg.index]
+    return [_fx_arg(item, values) for item in arg] if isinstance(arg, tuple) else arg
+
+
+def _wrapped(program: Program) -> Program:
+    """The same computation as one nested call, for a Program that launches at its top level."""
+    first = len(program.inputs)
+    outs = tuple(range(first, first + len(program.outputs)))
+    return Program(inputs=program.inputs, steps=(Call(program, tuple(range(first)), outs),), outputs=outs)
+
+
+def _inductor(program: Program, device: torch.device, *, autotune: bool) -> Runner:
+    import torch._inductor
+    from torch._inductor.compile_fx import compile_fx
+
+    options: dict[str, Any] = torch._inductor.list_mode_options("max-autotune-no-cudagraphs") if autotune else {}
+    module = to_fx(program).to(device)
+    # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
+    with tracing(None), torch.no_grad():
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake:
+            inputs = [_fake_input(spec, device) for spec in program.inputs]
+        compiled: Callable[..., Any] = compile_fx(module, inputs, config_patches=options)
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return list(compiled(*inputs))
+
+    return run
+
+
+def _fake_input(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    place = device if spec.device == device.type else torch.device(spec.device)
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=place)
