@@ -1,0 +1,186 @@
+"""Applies rewrite rules to a graph until nothing changes, and keeps what every rule must keep.
+
+After a rule changed something: dead code is removed (never random or mutating calls), the graph is linted, `meta["val"]` is
+recomputed, and each output must still have its dtype, shape, strides and aliasing. Lost strides or freshness are repaired by a
+copy; what cannot be repaired undoes the rule. Whether the numbers are right is the rule's promise and the judge's test.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from torch_cudal1.graph.rewrite.match import call, fake_mode, is_op
+from torch_cudal1.graph.rewrite.rule import Rule
+
+__all__ = ["MAX_ROUNDS", "Rewritten", "is_dead_when_unused", "rewrite"]
+
+aten = torch.ops.aten
+MAX_ROUNDS = 8  # rules enable one another a few times; two rules that undo each other would never stop
+_Spec: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The rewritten graph (the caller's is untouched), the names of the rules that fired in order of first use, and their sites."""
+
+    gm: fx.GraphModule
+    techniques: tuple[str, ...]
+    sites: Mapping[str, int]
+
+
+def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -> Rewritten:
+    """Run `rules` on a copy of `gm` until none changes it. Rules marked `finite_only` run only with `assume_finite`.
+
+    A graph with symbolic shapes, or with a mutation before its last computation, comes back as it was.
+    """
+    good, mode = _copy(gm), fake_mode(gm.graph)
+    sites: Counter[str] = Counter()
+    if mode is None or not _is_static(gm) or not _mutates_last(gm.graph):
+        return Rewritten(good, (), {})
+    wanted = _describe(_propagate(good, mode))
+    work = _copy(good)
+    active = [rule for rule in rules if assume_finite or not rule.finite_only]
+    for _round in range(MAX_ROUNDS):
+        changed = False
+        for rule in tuple(active):
+            found = rule.rewrite(work)
+            if not found:
+                continue
+            if _settle(work, mode, wanted):
+                good, changed = _copy(work), True
+                sites[rule.name] += found
+            else:
+                work = _copy(good)
+                active.remove(rule)
+        if not changed:
+            break
+    good.recompile()
+    return Rewritten(good, tuple(sites), dict(sites))
+
+
+def is_dead_when_unused(node: fx.Node) -> bool:
+    """Whether a node without users may go: it neither draws random numbers nor mutates, and is no placeholder or output."""
+    if is_op(node, aten.native_dropout.default) and len(node.args) > 2 and node.args[2] is False:
+        return True  # tagged as random, but draws nothing when not training
+    return not node.is_impure(impure_random=True)
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    # Not deepcopy of the module: that would copy constants, which no rule edits.
+    graph = copy.deepcopy(gm.graph)
+    return fx.GraphModule(gm, graph)
+
+
+def _is_static(gm: fx.GraphModule) -> bool:
+    held = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    tensors = [v for v in held if isinstance(v, torch.Tensor)]
+    symbolic = any(isinstance(v, torch.SymInt) for v in held)
+    return not symbolic and all(type(n) is int for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset()))
+
+
+def _mutates_last(graph: fx.Graph) -> bool:
+    """Whether nothing but mutations, outputs and views of them follows the first mutating call (AOTAutograd's epilogue)."""
+    mutated = False
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        mutates = schema is not None and schema.is_mutable
+        if mutated and not mutates:
+            return False
+        mutated = mutated or mutates
+    return True
+
+
+def _settle(gm: fx.GraphModule, mode: FakeTensorMode, wanted: Sequence[_Spec]) -> bool:
+    """Clean up after a rule. False if an output lost a property that a copy cannot give back."""
+    _clean(gm)
+    found = _describe(_propagate(gm, mode))
+    if found == wanted:
+        return True
+    if not _repair(gm.graph, wanted, found):
+        return False
+    _clean(gm)
+    return _describe(_propagate(gm, mode)) == wanted
+
+
+def _clean(gm: fx.GraphModule) -> None:
+    gm.graph.eliminate_dead_code(is_impure_node=lambda node: not is_dead_when_unused(node))
+    gm.graph.lint()
+
+
+def _propagate(gm: fx.GraphModule, mode: FakeTensorMode) -> tuple[list[Any], list[Any]]:
+    """Recompute `meta["val"]` of every node; fake inputs and fake outputs, whose storages show what aliases what."""
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    with torch.no_grad():
+        out = FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
+    return inputs, list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def _describe(values: tuple[list[Any], list[Any]]) -> list[_Spec]:
+    """Of each output what must stay: dtype, shape, strides, device, and the first input or output it shares storage with."""
+    inputs, outputs = values
+    first: dict[int, str] = {}
+    for position, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            first.setdefault(_storage(value), f"input {position}")
+    specs: list[_Spec] = []
+    for position, value in enumerate(outputs):
+        if not isinstance(value, torch.Tensor):
+            specs.append((value,))
+            continue
+        owner = first.setdefault(_storage(value), f"output {position}")
+        specs.append((value.dtype, tuple(value.shape), tuple(value.stride()), value.device, owner))
+    return specs
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) -> bool:
+    """Put a copy with the wanted strides before each output that needs one. False if an output needs more than a copy."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    many = isinstance(output.args[0], (tuple, list))
+    results: list[Any] = list(output.args[0]) if many else [output.args[0]]  # type: ignore[arg-type]
+    if len(wanted) != len(found):
+        return False
+    for position, (want, have) in enumerate(zip(wanted, found, strict=True)):
+        if want == have:
+            continue
+        # A copy is fresh, so it can only stand for an output that aliased nothing before it.
+        if len(want) < 5 or want[:2] != have[:2] or want[3] != have[3] or want[4] != f"output {position}":
+            return False
+        with graph.inserting_before(output):
+            results[position] = _with_strides(graph, results[position], want[1], want[2])
+        if results[position] is None:
+            return False
+    output.args = (tuple(results) if many else results[0],)
+    return True
+
+
+def _with_strides(graph: fx.Graph, node: fx.Node, shape: Sequence[int], strides: Sequence[int]) -> fx.Node | None:
+    """A fresh copy of `node` laid out with `strides`, as functional calls; None unless they are dense (no overlap, no gap)."""
+    order = sorted(range(len(shape)), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
+    dense = 1
+    for dim in reversed(order):
+        if shape[dim] > 1 and strides[dim] != dense:
+            return None
+        dense *= shape[dim]
+    moved = node if order == sorted(order) else call(graph, aten.permute.default, node, order)
+    copied = call(graph, aten.clone.default, moved, memory_format=torch.contiguous_format)
+    back = copied if moved is node else call(graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))])
+    if tuple(back.meta["val"].stride()) == tuple(strides) or not math.prod(shape):
+        return back
+    # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare them.
+    return call(graph, aten.as_strided.default, copied, list(shape), list(strides), 0)

@@ -1,0 +1,159 @@
+"""The small words rules are written in: what a node is, what it holds, and how to put another in its place.
+
+Nothing here decides whether an edit is right; that is each rule's validity condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+import torch.fx as fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+__all__ = [
+    "arguments",
+    "call",
+    "calls",
+    "dtype",
+    "fake_mode",
+    "is_op",
+    "is_output",
+    "is_tensor",
+    "replace",
+    "scalar",
+    "shape",
+    "strides",
+    "users_only",
+    "uses_once",
+    "val",
+]
+
+_KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
+_SCALAR_FACTORIES = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
+_COPIES = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default, torch.ops.aten.detach.default)
+
+
+def is_op(node: object, *overloads: OpOverload[..., Any]) -> TypeGuard[fx.Node]:
+    """Whether `node` is a call of one of `overloads` (False for anything that is not a node)."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in overloads
+
+
+def calls(gm: fx.GraphModule, *overloads: OpOverload[..., Any]) -> Iterator[fx.Node]:
+    """Live calls of `overloads` (of any op if none is given), in order. The graph may be edited between two of them."""
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and not node._erased and node.users and (not overloads or node.target in overloads):
+            yield node
+
+
+def is_tensor(node: object) -> TypeGuard[fx.Node]:
+    """Whether `node` is a node that holds one tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def val(node: object) -> torch.Tensor:
+    """The fake tensor a node holds. Raises TypeError if it holds none (test with `is_tensor` first where that may be)."""
+    if not is_tensor(node):
+        raise TypeError(f"expected a node that holds a tensor, got {node!r}")
+    held: torch.Tensor = node.meta["val"]
+    return held
+
+
+def shape(node: object) -> tuple[int, ...]:
+    """Its shape."""
+    return tuple(val(node).shape)
+
+
+def strides(node: object) -> tuple[int, ...]:
+    """Its strides, in elements."""
+    return tuple(val(node).stride())
+
+
+def dtype(node: object) -> torch.dtype:
+    """Its dtype."""
+    return val(node).dtype
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an ATen call by schema name, defaults filled in."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    bound: dict[str, Any] = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(node.args) and not argument.kwarg_only:
+            bound[argument.name] = node.args[position]
+        else:
+            bound[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return bound
+
+
+def scalar(arg: object) -> int | float | bool | None:
+    """The number `arg` is for every input: a Python number, or a 0-dim tensor the graph builds from one. None: not known."""
+    if isinstance(arg, (bool, int, float)):
+        return arg
+    if is_op(arg, *_COPIES):
+        return scalar(arg.args[0])
+    if is_op(arg, *_SCALAR_FACTORIES) and is_tensor(arg) and shape(arg) == ():
+        bound = arguments(arg)
+        number = bound["fill_value"] if "fill_value" in bound else bound["s"]
+        return torch.scalar_tensor(number, dtype=dtype(arg)).item() if isinstance(number, (bool, int, float)) else None
+    if isinstance(arg, fx.Node) and arg.op == "get_attr":
+        return _constant(arg)
+    return None
+
+
+def _constant(node: fx.Node) -> int | float | bool | None:
+    owner = node.graph.owning_module
+    held = getattr(owner, str(node.target), None)
+    if isinstance(held, FakeTensor):
+        held = held.constant
+    if not isinstance(held, torch.Tensor) or held.dim() or held.dtype.is_complex or held.device.type != "cpu":
+        return None
+    number: int | float | bool = held.item()
+    return number
+
+
+def uses_once(node: fx.Node) -> bool:
+    """Whether exactly one node uses it (that node may use it twice)."""
+    return len(node.users) == 1
+
+
+def users_only(node: fx.Node, *overloads: OpOverload[..., Any]) -> bool:
+    """Whether every user is a call of one of `overloads` (so it is no graph output)."""
+    return all(is_op(user, *overloads) for user in node.users)
+
+
+def is_output(node: fx.Node) -> bool:
+    """Whether the graph returns it."""
+    return any(user.op == "output" for user in node.users)
+
+
+def fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
+    """The fake mode the graph was captured under."""
+    for node in graph.nodes:
+        held = node.meta.get("val")
+        for item in held if isinstance(held, (tuple, list)) else (held,):
+            if isinstance(item, FakeTensor):
+                return item.fake_mode
+    return None
+
+
+def call(graph: fx.Graph, overload: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call at the insertion point of `graph`, with `meta["val"]`, so that rules can ask the shape of what they built."""
+    node = graph.call_function(overload, args, kwargs)
+    mode = fake_mode(graph)
+    if mode is not None:
+        fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda item: item.meta["val"])
+        with mode, torch.no_grad():
+            node.meta["val"] = overload(*fake_args, **fake_kwargs)
+    return node
+
+
+def replace(node: fx.Node, new: fx.Node) -> None:
+    """Every use of `node` becomes a use of `new` (which must not depend on `node`); `node` is erased."""
+    for key in _KEPT_META:
+        if key in node.meta and new.op == "call_function":
+            new.meta.setdefault(key, node.meta[key])
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
