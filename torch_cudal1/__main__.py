@@ -1,0 +1,164 @@
+"""The command line: `cudal1 COMMAND`, also `python -m torch_cudal1 COMMAND`. It reads arguments and turns outcomes into exit codes.
+
+The work is in `torch_cudal1.commands`, one module a group, imported only when its command runs: `cudal1 --help` never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.errors import Cudal1Error, SettingError, TargetError
+from torch_cudal1.settings import Settings
+from torch_cudal1.version import __version__
+from torch_cudal1.view.terminal import Screen
+
+__all__ = ["main"]
+
+FOUND_WRONG, USAGE, INTERRUPTED = 1, 2, 130
+
+_EPILOG = """\
+TARGET is file.py:callable or package.module:callable returning (module, inputs), a KernelBench-style file (Model, get_inputs,
+get_init_inputs), or a folder of those.
+
+exit codes: 0 all well; 1 something was found wrong (verify: broken entries; explain --fail-on-miss: regions without a decision;
+doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    name: str
+    module: str
+    function: str
+    summary: str
+    options: tuple[Callable[[argparse.ArgumentParser], Any], ...]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", nargs="+", help="what to work on; several are done one after another")
+
+
+def _page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="PATH", help="also write the answer as a self-contained HTML page")
+
+
+def _device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where to run; default: cuda if torch sees a GPU, else cpu")
+
+
+def _contract(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--precision", choices=("match", "strict", "kernelbench"), help="how accurate a replacement must be")
+    parser.add_argument("--assume-finite", action="store_true", default=None, help="admit rewrites that are right only without NaN/inf")
+
+
+def _search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--budget", dest="budget_s", type=_seconds, metavar="SECONDS", help="search time per region")
+    parser.add_argument("--on-miss", choices=("baseline", "tune", "error"), help="what a region without a stored decision gets")
+    parser.add_argument("--profile", choices=("fast", "standard", "strict"), help="how much the judge tests")
+
+
+def _cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="the cache; default: TORCH_CUDAL1_CACHE_DIR or the user's cache folder")
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("cudal1-demo.html"), metavar="PATH", help="the page (./cudal1-demo.html)")
+    parser.add_argument("--only", metavar="NAME", action="append", default=[], help="only this model; may be repeated")
+    parser.add_argument("--budget-s", dest="total_s", type=_seconds, default=220.0, metavar="SECONDS", help="for the whole demo (220)")
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fail-on-miss", action="store_true", help="exit with 1 if a region has no stored decision")
+
+
+def _key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="a region's key, or enough of its start")
+
+
+def _purge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything (needs --yes)")
+    parser.add_argument("--broken", action="store_true", help="only entries that cannot be read")
+    parser.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
+
+
+_RUN = (_device, _contract, _cache)
+_COMMANDS = (
+    _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
+    _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
+    _Command("warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _page)),
+    _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
+    _Command("explain", "models", "explain", "what runs in TARGET, what was tried, and why", (_target, *_RUN, _search, _explain, _page)),
+    _Command("list", "entries", "list_entries", "the entries of the cache", (_cache,)),
+    _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
+    _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
+    _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
+)
+_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "profile", "cache_dir")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line as an argparse parser."""
+    made = argparse.ArgumentParser(
+        prog="cudal1",
+        description="Makes PyTorch models faster with validated kernels: never slower, never wrong, always explainable.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"torch-cudal1 {__version__}")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        kind = argparse.RawDescriptionHelpFormatter
+        sub = commands.add_parser(command.name, help=command.summary, description=command.summary, epilog=_EPILOG, formatter_class=kind)
+        for add in command.options:
+            add(sub)
+        sub.add_argument("--json", action="store_true", help="one JSON value on stdout instead of text")
+        sub.add_argument("--quiet", action="store_true", help="no progress")
+        sub.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
+        sub.set_defaults(run=command)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Raises SystemExit only as argparse does (--help, wrong arguments)."""
+    args = parser().parse_args(argv)
+    screen = Screen(as_json=args.json, quiet=args.quiet)
+    try:
+        return _run(args, screen)
+    except KeyboardInterrupt:
+        screen.problem("interrupted; finished entries are kept")
+        return INTERRUPTED
+    except BrokenPipeError:  # `cudal1 list | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FOUND_WRONG
+    except (Cudal1Error, OSError) as error:
+        if args.traceback:
+            raise
+        screen.problem(str(error))
+        return USAGE if isinstance(error, (SettingError, TargetError, OSError)) else FOUND_WRONG
+
+
+def _run(args: argparse.Namespace, screen: Screen) -> int:
+    given = {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None}
+    settings = Settings.from_env(**given)
+    module = importlib.import_module(f"torch_cudal1.commands.{args.run.module}")
+    code = getattr(module, args.run.function)(args, settings, screen)
+    if not isinstance(code, int):
+        raise TypeError(f"command {args.command!r} answered {code!r}; expected an exit code")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""`cudal1 doctor`: what this machine can do, what is missing, what to do about it, and where every setting comes from.
+
+It looks and asks, compiles nothing and changes nothing but a probe file that it removes from the cache folder again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cudal1 import native
+from torch_cudal1.commands import device
+from torch_cudal1.explanation import plain
+from torch_cudal1.settings import PREFIX, Settings
+from torch_cudal1.version import __version__
+from torch_cudal1.view import text
+from torch_cudal1.view.terminal import Screen
+
+__all__ = ["Finding", "examine", "run", "versions"]
+
+_SANDBOX = (
+    "level 1: every candidate runs in a spawned process that is thrown away, killed as a group, with a clean environment, its own "
+    "home and temporary folders. Stops crashes, hangs, sticky CUDA errors and patching of your process. Does not stop reading or "
+    "writing your files, the network, or attacks by the same user: run untrusted sources in a container"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `ok`: True works, False does not, None is optional and absent. `needed`: without it nothing runs."""
+
+    name: str
+    ok: bool | None
+    what: str
+    remedy: str = ""
+    needed: bool = False
+
+
+def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Print the findings. Exit code 1 if something needed does not work."""
+    findings = examine(settings)
+    broken = [f for f in findings if f.needed and f.ok is False]
+    limited = [f for f in findings if not f.needed and f.ok is False]
+    verdict = _verdict(broken, limited)
+    screen.line(f"torch-cudal1 {__version__}")
+    rows = [[f.name, {True: "ok", False: "NO", None: "absent"}[f.ok], f.what + (f". {f.remedy}" if f.remedy else "")] for f in findings]
+    screen.table(("what", "state", "details"), rows)
+    screen.line("")
+    screen.table(("setting", "value", "from"), [[name, shown, source] for name, shown, source in _settings_in_force(settings)])
+    screen.line("")
+    screen.line(verdict)
+    screen.json(
+        {
+            "versions": versions(),
+            "findings": findings,
+            "settings": {name: {"value": plain(getattr(settings, name)), "from": source} for name, _, source in _settings_in_force(settings)},
+            "state": "broken" if broken else "limited" if limited else "ready",
+            "verdict": verdict,
+        }
+    )
+    return 1 if broken else 0
+
+
+def versions() -> dict[str, str]:
+    """Versions of what matters to a measurement; "" for what is not installed."""
+    names = ("triton", "safetensors", "filelock", "rich", "matplotlib")
+    found = {"torch_cudal1": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    return found | {name: _version(name) for name in names} | {"cuda": torch.version.cuda or "", "system": platform.platform()}
+
+
+def examine(settings: Settings) -> tuple[Finding, ...]:
+    """Everything that was looked at, in the order a person would ask."""
+    return (
+        Finding("python", True, f"{platform.python_version()} ({sys.executable})"),
+        Finding("torch", True, f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
+        _device(),
+        _extension(),
+        _inductor(),
+        _triton(),
+        _nvcc(),
+        _cache(settings.cache_dir),
+        Finding("sandbox", True, _SANDBOX),
+        *(_extra(name, use) for name, use in (("rich", "terminal tables and progress"), ("matplotlib", "plots of the HTML page"))),
+    )
+
+
+def _device() -> Finding:
+    why = device.without_cuda()
+    if why:
+        cpu = f"{_cpu_name()}, {torch.get_num_threads()} threads"
+        return Finding("device", None, f"CPU only: {cpu}. No GPU because {why}")
+    major, minor = torch.cuda.get_device_capability()
+    free, total = torch.cuda.mem_get_info()
+    memory = f"{text.size(free)} of {text.size(total)} free"
+    what = f"{torch.cuda.get_device_name()} (sm_{major}{minor}), driver {_driver()}, {memory}, {torch.cuda.device_count()} visible"
+    if (major, minor) < (8, 0):
+        return Finding("device", False, what, "GPUs before sm_80 get baselines only")
+    return Finding("device", True, what)
+
+
+def _extension() -> Finding:
+    present, reason = native.status()
+    if present:
+        return Finding("C++ extension", True, reason or "loaded")
+    return Finding("C++ extension", False, reason, "the Python executor runs instead: same results, more host time per call")
+
+
+def _inductor() -> Finding:
+    compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++") if shutil.which(c)), "")
+    found = shutil.which(compiler) if compiler else None
+    if found is None:
+        what = f"C++ compiler {compiler!r} is not there" if compiler else "no C++ compiler (g++ or clang++)"
+        return Finding("Inductor", False, what, "install g++: without it torch.compile fails on CPU and only eager is a baseline")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        return Finding("Inductor", False, f"{_first_line(found)}, but {header} is missing", "install the Python headers (python3-dev)")
+    return Finding("Inductor", True, f"{_first_line(found)} at {found}, Python headers present")
+
+
+def _triton() -> Finding:
+    version = _version("triton")
+    if not version or importlib.util.find_spec("triton") is None:
+        return Finding("Triton", False if torch.version.cuda else None, "not installed", "Triton kernels are not offered")
+    why = device.without_cuda()
+    if why:
+        return Finding("Triton", None, f"{version}: it can compile for a named sm, but nothing can run here because {why}")
+    return Finding("Triton", True, version)
+
+
+def _nvcc() -> Finding:
+    found = shutil.which("nvcc")
+    if found is None:
+        return Finding("nvcc", None, "not found; only needed to compile published CUDA C++ sources")
+    return Finding("nvcc", True, f"{_first_line(found, last=True)} at {found}")
+
+
+def _cache(folder: Path) -> Finding:
+    entries = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
+    used = sum(path.stat().st_size for path in entries)
+    what = f"{folder}: {len(entries)} entries, {text.size(used)}"
+    try:
+        nearest = next(p for p in (folder, *folder.parents) if p.exists())
+        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".cudal1-probe-"):
+            pass
+    except OSError as error:
+        remedy = "set TORCH_CUDAL1_CACHE_DIR or --cache-dir to a folder you may write to"
+        return Finding("cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True)
+    return Finding("cache", True, what, needed=True)
+
+
+def _extra(name: str, use: str) -> Finding:
+    version = _version(name)
+    if version:
+        return Finding(name, True, f"{version} ({use})")
+    return Finding(name, None, f"optional, for {use}: pip install 'torch-cudal1[report]'")
+
+
+def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
+    """Each setting, its value and its source: the command line, a variable, or the default."""
+    from_env, default = Settings.from_env(), Settings()
+    rows = []
+    for f in fields(Settings):
+        value = getattr(settings, f.name)
+        if value != getattr(from_env, f.name):
+            source = "command line"
+        elif getattr(from_env, f.name) != getattr(default, f.name):
+            source = PREFIX + f.name.upper()
+        else:
+            source = "default"
+        rows.append((f.name, str(value) if not isinstance(value, tuple) else os.pathsep.join(map(str, value)) or "none", source))
+    return rows
+
+
+def _verdict(broken: list[Finding], limited: list[Finding]) -> str:
+    if broken:
+        return "Verdict: not usable yet. " + "; ".join(f"{f.name}: {f.what}. {f.remedy}" for f in broken)
+    if limited:
+        return "Verdict: works, with limits: " + "; ".join(f"{f.name} ({f.remedy or f.what})" for f in limited)
+    return "Verdict: ready" + (" (CPU only)" if device.without_cuda() else "")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _first_line(program: str, *, last: bool = False) -> str:
+    """What `program --version` says first (nvcc: last), or why it says nothing."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{program} does not run ({type(error).__name__})"
+    lines = done.stdout.strip().splitlines() or [f"{program} answered nothing"]
+    return lines[-1 if last else 0]
+
+
+def _driver() -> str:
+    path = Path("/sys/module/nvidia/version")
+    return path.read_text().strip() if path.is_file() else "of unknown version"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def as_environment(settings: Settings) -> dict[str, Any]:
+    """Versions and findings as name -> text, for the environment table of a page."""
+    found = {f.name: f.what for f in examine(settings) if f.name in ("device", "C++ extension", "Inductor", "Triton")}
+    return {name: version for name, version in versions().items() if version} | found

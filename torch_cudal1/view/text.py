@@ -1,0 +1,124 @@
+"""Numbers as people read them: speed-ups with intervals, durations, sizes, errors; and tables as aligned plain text.
+
+Pure functions from values to strings. Nothing is printed here and no terminal is asked anything.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+
+from torch_cudal1.explanation import Interval
+
+__all__ = ["ABSENT", "clean", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
+
+ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
+
+
+def speedup(value: Interval | float | None) -> str:
+    """A speed-up such as "1.42x [1.38, 1.47]", or "1.42x" without an interval."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, Interval):
+        return f"{_times(value.value)} [{_number(value.low)}, {_number(value.high)}]"
+    return _times(value)
+
+
+def ratio(value: float | None) -> str:
+    """An error ratio such as "0.97"; "<0.01" rather than a 0 that reads as exact."""
+    if value is None:
+        return ABSENT
+    return "<0.01" if 0 < value < 0.01 else _number(value)
+
+
+def error(value: float | None) -> str:
+    """An error against float64, such as "1.2e-07"."""
+    if value is None:
+        return ABSENT
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def latency(value_us: float | None) -> str:
+    """A time per call given in microseconds: "4.1 us", "12.3 ms", "1.20 s"."""
+    if value_us is None:
+        return ABSENT
+    for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3)):
+        if value_us < limit:
+            return f"{_three(value_us / scale)} {unit}"
+    return f"{_three(value_us / 1e6)} s"
+
+
+def duration(seconds: float) -> str:
+    """A waiting time: "0.4 s", "12 s", "3 min 20 s", "2 h 05 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(size_bytes: int) -> str:
+    """A file size: "512 B", "1.5 MiB"."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def clean(text: object) -> str:
+    """`text` without control characters: a module's name must not move the cursor or colour the terminal. Line breaks become spaces."""
+    return "".join(" " if c in "\n\r\t" else c if unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:
+    """Columns aligned with spaces, at most `width` characters a line where words allow; the widest columns wrap.
+
+    Columns whose every cell starts like a number are aligned to the right.
+    """
+    cells = [[clean(cell) for cell in row] for row in rows]
+    widths = _fit([max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)], width)
+    right = [bool(cells) and all(row[i][:1].isdigit() or row[i] in (ABSENT, "") for row in cells) for i in range(len(columns))]
+    lines = _lines([clean(name) for name in columns], widths, right)
+    lines.append("  ".join("-" * w for w in widths))
+    for row in cells:
+        lines += _lines(row, widths, right)
+    return "\n".join(lines)
+
+
+def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    wrapped = [textwrap.wrap(cell, w) or [""] for cell, w in zip(row, widths, strict=True)]
+    out = []
+    for i in range(max(map(len, wrapped), default=0)):
+        parts = [part[i] if i < len(part) else "" for part in wrapped]
+        padded = (p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right, strict=True))
+        out.append("  ".join(padded).rstrip())
+    return out
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Take from the widest column, one character at a time, until the line fits or every column is narrow (12 characters)."""
+    widths = list(widths)
+    while widths and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _times(value: float) -> str:
+    return f"{_number(value)}x"
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _three(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
