@@ -26,6 +26,7 @@ __all__ = [
     "Miss",
     "Region",
     "Rejected",
+    "Role",
     "Schedule",
     "Target",
     "Timing",
@@ -106,7 +107,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to compute a region: a Program under a schedule. `origin` is the source that proposed it ("baseline" for our denominators)."""
+    """A way to compute a region: a Program under a schedule. `origin`: the source that proposed it ("baseline": a denominator)."""
 
     program: Program
     schedule: Schedule

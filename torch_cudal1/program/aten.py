@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch_cudal1.errors import ProgramError
 
 __all__ = ["is_functional", "is_random", "name_of", "overload"]
 
+_PROBABILITIES = ("dropout_p", "dropout")  # names of schema arguments
 _NAMESPACES = ("aten", "prims")
 
 
@@ -41,8 +43,22 @@ def is_functional(target: str) -> bool:
     return not overload(target)._schema.is_mutable
 
 
+def is_random(target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> bool:
+    """True when a call with these arguments draws random numbers.
+
+    PyTorch tags whole operators; attention and recurrent operators draw nothing when their dropout probability is 0 or they are
+    not training, and that is how inference calls them.
+    """
+    if not _may_be_random(target):
+        return False
+    given = {argument.name: value for argument, value in zip(overload(target)._schema.arguments, args, strict=False)}
+    given.update(kwargs or {})
+    defaults = {argument.name: argument.default_value for argument in overload(target)._schema.arguments}
+    given = {**defaults, **given}
+    return not (given.get("train", given.get("training")) is False or any(given.get(name) == 0 for name in _PROBABILITIES))
+
+
 @cache
-def is_random(target: str) -> bool:
-    """True when the result depends on a random generator."""
+def _may_be_random(target: str) -> bool:
     op = overload(target)
     return torch.Tag.nondeterministic_seeded in op.tags or any(str(a.type).endswith("Generator") for a in op._schema.arguments)

@@ -46,9 +46,9 @@ def check_program(program: Program) -> None:
             known += 1
         if isinstance(step, Alloc):
             allocated.add(step.out)
-    for out in program.outputs:
-        if out is not None and not 0 <= out < known:
-            raise ProgramError("outputs", f"output {out} is no value; there are {known}")
+    for result in program.outputs:
+        if result is not None and not 0 <= result < known:
+            raise ProgramError("outputs", f"output {result} is no value; there are {known}")
 
 
 def used_values(step: Step) -> Iterator[int]:
@@ -65,10 +65,13 @@ def used_values(step: Step) -> Iterator[int]:
 
 def is_random_program(program: Program) -> bool:
     """Whether any step, nested Programs included, draws random numbers."""
-    return any(
-        is_random(step.target) if isinstance(step, Aten) else isinstance(step, Call) and is_random_program(step.program)
-        for step in program.steps
-    )
+    return any(_is_random_step(step) for step in program.steps)
+
+
+def _is_random_step(step: Step) -> bool:
+    if isinstance(step, Call):
+        return is_random_program(step.program)
+    return isinstance(step, Aten) and is_random(step.target, step.args, dict(step.kwargs))
 
 
 def _values(arg: object) -> Iterator[int]:

@@ -8,6 +8,7 @@ have been registered in this process.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -17,7 +18,7 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.execute import Runner, prepare, skip_launch
 from torch_cudal1.program.model import Program, TensorSpec
 
-__all__ = ["output_specs", "register", "run_operator"]
+__all__ = ["output_specs", "register", "run_operator", "value_specs"]
 
 _lock = threading.Lock()
 _programs: dict[str, Program] = {}
@@ -35,13 +36,21 @@ def register(program: Program) -> str:
 def run_operator() -> torch._ops.OpOverload:
     """The operator `cudal1::run(Tensor[] inputs, str program) -> Tensor[]`, defined at first use."""
     _define()
-    return torch.ops.cudal1.run.default  # type: ignore[no-any-return]
+    operator: torch._ops.OpOverload = torch.ops.cudal1.run.default
+    return operator
 
 
 def output_specs(program: Program) -> list[TensorSpec | None]:
     """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or allocated."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         return [None if out is None else TensorSpec.of(out) for out in _fake_run(program)]
+
+
+def value_specs(program: Program) -> dict[int, TensorSpec]:
+    """dtype, shape and strides of every value that is a tensor: inputs, constants and steps' results, on fake tensors."""
+    count = program.value_count
+    seen = replace(program, outputs=tuple(range(count)))
+    return {index: spec for index, spec in enumerate(output_specs(seen)) if spec is not None}
 
 
 def _fake_run(program: Program) -> list[torch.Tensor | None]:

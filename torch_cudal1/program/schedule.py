@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -95,7 +95,7 @@ def _inductor(program: Program, device: torch.device, *, autotune: bool) -> Runn
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with fake:
             inputs = [_fake_input(spec, device) for spec in program.inputs]
-        compiled: Callable[..., Any] = compile_fx(module, inputs, config_patches=options)
+        compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return list(compiled(*inputs))

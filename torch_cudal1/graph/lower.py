@@ -1,0 +1,233 @@
+"""Lowers a functional ATen graph to the canonical Program that is a region's identity, and raises it back for rewriting.
+
+Canonical means: values are numbered by a walk from the outputs, arguments first, so neither names nor the order in which a model
+was built matter; dead code is gone. (A graph that draws random numbers keeps its own order: the order is part of its result.)
+What has no data form is refused with its reason: symbolic sizes, writes, sparse or quantised tensors, foreign operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.program.aten import is_functional, is_random, name_of
+from torch_cudal1.program.model import Aten, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.program.schedule import to_fx
+from torch_cudal1.records import Granularity, Kind, Region, Role
+
+__all__ = ["Lowered", "lower", "raise_to_fx"]
+
+_MAX_CONSTANT_BYTES = 1 << 20  # larger literals are data, not part of a computation's identity
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A region and how it sits in its graph: `order[i]` is the placeholder position of the region's input i."""
+
+    region: Region
+    order: tuple[int, ...]
+
+
+def lower(
+    module: fx.GraphModule,
+    *,
+    static: Iterable[int] = (),
+    kind: Kind = "inference",
+    granularity: Granularity = "whole",
+    name: str = "",
+) -> Lowered:
+    """Lower `module` (meta["val"] on every node). `static` are placeholder positions of parameters and buffers.
+
+    Raises NotLowerableError with the reason.
+    """
+    writer = _Writer(module)
+    program, order = writer.write()
+    held = frozenset(static)
+    roles: tuple[Role, ...] = tuple("parameter" if position in held else "input" for position in order)
+    return Lowered(Region(program, roles, kind, granularity, name), order)
+
+
+def raise_to_fx(program: Program) -> fx.GraphModule:
+    """The Program as an FX graph with meta["val"] (static fake tensors) on every node, ready for rewrite rules."""
+    module = to_fx(program)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        inputs = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in program.inputs]
+    with torch.no_grad():
+        FakeTensorProp(module, mode).propagate(*inputs)
+    return module
+
+
+class _Writer:
+    """One lowering: the numbering of values grows as nodes are visited."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        self._numbers: dict[fx.Node, int] = {}
+        self._parts: dict[fx.Node, tuple[int, ...]] = {}
+        self._steps: list[Aten] = []
+
+    def write(self) -> tuple[Program, tuple[int, ...]]:
+        nodes = list(self._ordered())
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        constants = [node for node in nodes if node.op == "get_attr"]
+        payloads = {}
+        for node in (*inputs, *constants):
+            self._numbers[node] = len(self._numbers)
+        names = []
+        for node in constants:
+            tensor = self._constant(node)
+            names.append(tensor_digest(tensor)[:32])
+            payloads[names[-1]] = tensor
+        self._next = len(self._numbers)
+        for node in nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                self._steps.append(self._step(node))
+        program = Program(
+            inputs=tuple(_spec(node) for node in inputs),
+            steps=tuple(self._steps),
+            outputs=tuple(self._result(item) for item in _leaves(self._output.args[0])),
+            constants=tuple(names),
+            payloads=payloads,
+        )
+        return program, tuple(self._placeholders.index(node) for node in inputs)
+
+    def _ordered(self) -> Iterator[fx.Node]:
+        """Nodes in canonical order: a walk from the outputs, producers first."""
+        live = list(_postorder(self._output))
+        if any(node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and _random(node) for node in live):
+            kept = set(live)
+            live = [node for node in self._module.graph.nodes if node in kept]
+        yield from (node for node in live if node is not self._output)
+
+    def _step(self, node: fx.Node) -> Aten:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise NotLowerableError(f"{getattr(node.target, '__name__', node.target)} is not an ATen operator")
+        target = name_of(node.target)
+        if node.target.namespace not in ("aten", "prims"):
+            raise NotLowerableError(f"operator {target} belongs to another library")
+        if not is_functional(target):
+            raise NotLowerableError(f"operator {target} writes to its arguments")
+        value = node.meta["val"]
+        many = isinstance(value, (tuple, list))
+        for part in value if many else (value,):
+            _check_value(part, node)
+        count = len(value) if many else 1
+        outs = tuple(range(self._next, self._next + count))
+        self._next += count
+        if many:
+            self._parts[node] = outs
+        else:
+            self._numbers[node] = outs[0]
+        kwargs = tuple(sorted((name, self._arg(arg)) for name, arg in node.kwargs.items()))
+        return Aten(target, tuple(self._arg(arg) for arg in node.args), kwargs, outs, many)
+
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self._value(arg)
+        if isinstance(arg, (tuple, list)):
+            return tuple(self._arg(item) for item in arg)
+        if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise NotLowerableError("dynamic shapes: a size is symbolic")
+        if arg is None or isinstance(
+            arg, (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+        ):
+            return arg
+        raise NotLowerableError(f"an argument of type {type(arg).__name__} has no data form")
+
+    def _value(self, node: fx.Node) -> Value:
+        if node.op == "call_function" and node.target is operator.getitem:
+            source, position = node.args
+            if source not in self._parts or not isinstance(position, int):
+                raise NotLowerableError("an index into something that is not an operator's result")
+            return Value(self._parts[source][position])  # type: ignore[index]
+        return Value(self._numbers[node])
+
+    def _result(self, item: Any) -> int | None:
+        if item is None:
+            return None
+        if not isinstance(item, fx.Node):
+            raise NotLowerableError(f"an output is a {type(item).__name__}, not a tensor")
+        return self._value(item).index
+
+    def _constant(self, node: fx.Node) -> torch.Tensor:
+        found: Any = self._module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if not isinstance(found, torch.Tensor):
+            raise NotLowerableError(f"attribute {node.target!r} is a {type(found).__name__}, not a tensor")
+        _check_value(found, node)
+        if found.numel() * found.element_size() > _MAX_CONSTANT_BYTES:
+            raise NotLowerableError(f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes")
+        return found.detach()
+
+
+def _random(node: fx.Node) -> bool:
+    return node.target.namespace in ("aten", "prims") and is_random(name_of(node.target), node.args, node.kwargs)  # type: ignore[union-attr]
+
+
+def _postorder(root: fx.Node) -> Iterator[fx.Node]:
+    """Producers before consumers, arguments left to right; iterative, since real graphs are deeper than Python's stack."""
+    seen: set[fx.Node] = set()
+    stack: list[tuple[fx.Node, Iterator[fx.Node]]] = [(root, iter(_arguments(root)))]
+    while stack:
+        node, pending = stack[-1]
+        child = next((child for child in pending if child not in seen), None)
+        if child is None:
+            stack.pop()
+            if node not in seen:
+                seen.add(node)
+                yield node
+        else:
+            stack.append((child, iter(_arguments(child))))
+
+
+def _arguments(node: fx.Node) -> list[fx.Node]:
+    """Producers in argument order (`all_input_nodes` has no promised order)."""
+    return [
+        leaf for leaf in _leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs)))) if isinstance(leaf, fx.Node)
+    ]
+
+
+def _leaves(arg: Any) -> Iterator[Any]:
+    if isinstance(arg, (tuple, list)):
+        for item in arg:
+            yield from _leaves(item)
+    else:
+        yield arg
+
+
+def _spec(node: fx.Node) -> TensorSpec:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise NotLowerableError(f"input {node.name} is a {type(value).__name__}, not a tensor (dynamic shapes)")
+    _check_value(value, node)
+    return TensorSpec.of(value)
+
+
+def _check_value(value: Any, node: fx.Node) -> None:
+    if value is None:
+        return
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+        raise NotLowerableError(f"{node.name} yields a number (dynamic shapes or data-dependent)")
+    if not isinstance(value, torch.Tensor):
+        raise NotLowerableError(f"{node.name} yields a {type(value).__name__}, not a tensor")
+    if value.layout != torch.strided:
+        raise NotLowerableError(f"{node.name} is {str(value.layout).removeprefix('torch.')}, only strided tensors have a data form")
+    if value.is_quantized:
+        raise NotLowerableError(f"{node.name} is quantised")
+    if value.device.type not in ("cpu", "cuda"):
+        raise NotLowerableError(f"{node.name} is on {value.device.type}, only cpu and cuda are targets")
+    if any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+        raise NotLowerableError("dynamic shapes: a size is symbolic")

@@ -1,0 +1,200 @@
+"""Cuts a whole-graph Program into fused islands that a kernel template may serve, and puts their replacements back.
+
+        x ── mm ── add ── gelu ── mm ── add ── layer_norm ── out
+                  └───island───┘       └────────island──────┘
+
+An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
+(norm, softmax, reduction). Matrix products, convolutions and layout changes stay outside, with Inductor. `Left` says for each
+kind of step why. Nothing is decided here about speed: an island is only worth a look.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.program.aten import is_random, overload
+from torch_cudal1.program.check import used_values
+from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.program.operator import value_specs
+from torch_cudal1.records import Kind, Region, Role
+
+__all__ = ["Island", "Partition", "partition", "splice"]
+
+_ROW_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_softmax.default",
+        "_log_softmax.default",
+        "native_layer_norm.default",
+        "native_group_norm.default",
+        "_fused_rms_norm.default",
+        "sum.dim_IntList",
+        "mean.dim",
+        "amax.default",
+        "amin.default",
+        "max.dim",
+        "min.dim",
+        "argmax.default",
+        "argmin.default",
+        "prod.dim_int",
+        "var.correction",
+        "var_mean.correction",
+    )
+)
+_MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
+
+
+@dataclass(frozen=True)
+class Island:
+    """Steps `steps` of a whole Program as a region; `inputs[i]` is the whole's value for its input i, `outputs` likewise."""
+
+    region: Region
+    steps: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The islands of a Program, and how many steps of each kind were left out, by reason."""
+
+    islands: tuple[Island, ...]
+    left: Mapping[str, int]
+
+
+def partition(whole: Region) -> Partition:
+    """Fused islands of `whole`, in step order. Random steps are never part of one."""
+    program = whole.program
+    groups = _grow(program.steps, len(program.inputs) + len(program.constants))
+    specs = value_specs(program) if groups else {}
+    islands: list[Island] = []
+    for steps in groups:
+        if len(steps) >= _MIN_STEPS or _is_row_op(program.steps[steps[0]]):
+            islands.append(_extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}"))
+    inside = {step for island in islands for step in island.steps}
+    left = Counter(_why_left(step) for position, step in enumerate(program.steps) if position not in inside)
+    return Partition(tuple(islands), dict(left))
+
+
+def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
+    """`whole` with each island's steps replaced by one nested call of its Program; values are numbered anew."""
+    at_last_step = {island.steps[-1]: (island, callee) for island, callee in replacements.items()}
+    removed = {step for island in replacements for step in island.steps}
+    numbers = {index: index for index in range(len(whole.inputs) + len(whole.constants))}
+    steps: list[Step] = []
+    upcoming = len(numbers)
+    for position, step in enumerate(whole.steps):
+        if position in at_last_step:
+            island, callee = at_last_step[position]
+            outs = tuple(range(upcoming, upcoming + len(island.outputs)))
+            numbers.update(zip(island.outputs, outs, strict=True))
+            steps.append(Call(callee, tuple(numbers[index] for index in island.inputs), outs))
+        elif position not in removed:
+            outs = tuple(range(upcoming, upcoming + len(step_outs(step))))
+            numbers.update(zip(step_outs(step), outs, strict=True))
+            steps.append(_renumbered(step, numbers, outs))
+        else:
+            continue
+        upcoming += len(outs)
+    outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
+    return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
+
+
+def _grow(steps: Sequence[Step], first: int) -> list[tuple[int, ...]]:
+    """Greedy convex groups of fusible steps, in step order."""
+    group_of: dict[int, int] = {}  # value -> group that yields it
+    upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
+    members: list[list[int]] = []
+    has_row_op: list[bool] = []
+    for position, step in enumerate(steps):
+        used = set(used_values(step))
+        above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
+        chosen = _choose_group(step, used, group_of, upstream, has_row_op)
+        if chosen is None and _is_fusible(step):
+            chosen = len(members)
+            members.append([])
+            has_row_op.append(False)
+        if chosen is not None:
+            members[chosen].append(position)
+            has_row_op[chosen] |= _is_row_op(step)
+            above |= {chosen}
+        for out in step_outs(step):
+            upstream[out] = above
+            if chosen is not None:
+                group_of[out] = chosen
+    return [tuple(group) for group in members]
+
+
+def _choose_group(
+    step: Step,
+    used: set[int],
+    group_of: Mapping[int, int],
+    upstream: Mapping[int, frozenset[int]],
+    has_row_op: Sequence[bool],
+) -> int | None:
+    if not _is_fusible(step):
+        return None
+    for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
+        outside = [index for index in used if group_of.get(index) != group]
+        leaves_and_returns = any(group in upstream.get(index, frozenset()) for index in outside)
+        if not leaves_and_returns and not (has_row_op[group] and _is_row_op(step)):
+            return group
+    return None
+
+
+def _extract(program: Program, steps: tuple[int, ...], specs: Mapping[int, TensorSpec], kind: Kind, name: str) -> Island:
+    """The island as a Program of its own, inputs numbered by first use."""
+    inside = {out for position in steps for out in step_outs(program.steps[position])}
+    inputs = list(dict.fromkeys(i for position in steps for i in used_values(program.steps[position]) if i not in inside))
+    wanted = {i for q, step in enumerate(program.steps) if q not in set(steps) for i in used_values(step)} | set(program.outputs)
+    numbers = {index: number for number, index in enumerate(inputs)}
+    body: list[Step] = []
+    for position in steps:
+        step = program.steps[position]
+        outs = tuple(range(len(numbers), len(numbers) + len(step_outs(step))))
+        body.append(_renumbered(step, numbers, outs))
+        numbers.update(zip(step_outs(step), outs, strict=True))
+    outputs = tuple(sorted(inside & wanted))
+    part = Program(tuple(specs[index] for index in inputs), tuple(body), tuple(numbers[index] for index in outputs))
+    roles: tuple[Role, ...] = ("input",) * len(inputs)
+    return Island(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
+
+
+def _renumbered(step: Step, numbers: Mapping[int, int], outs: tuple[int, ...]) -> Step:
+    if isinstance(step, Aten):
+        kwargs = tuple((name, _renumber_arg(arg, numbers)) for name, arg in step.kwargs)
+        return Aten(step.target, _renumber_arg(step.args, numbers), kwargs, outs, step.many)
+    if isinstance(step, Call):
+        return Call(step.program, tuple(numbers[index] for index in step.args), outs)
+    raise TypeError(f"a whole-graph Program holds ATen and call steps, found {type(step).__name__}")
+
+
+def _renumber_arg(arg: Any, numbers: Mapping[int, int]) -> Any:
+    if isinstance(arg, Value):
+        return Value(numbers[arg.index])
+    return tuple(_renumber_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
+
+
+def _is_row_op(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _ROW_OPS
+
+
+def _is_fusible(step: Step) -> bool:
+    if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
+        return False
+    return _is_row_op(step) or torch.Tag.pointwise in overload(step.target).tags or step.target == "aten._to_copy.default"
+
+
+def _why_left(step: Step) -> str:
+    if not isinstance(step, Aten):
+        return "already a kernel"
+    if is_random(step.target, step.args, dict(step.kwargs)):
+        return f"{step.target}: draws random numbers"
+    if _is_fusible(step):
+        return f"{step.target}: alone, nothing to fuse with"
+    return f"{step.target}: left to Inductor"
