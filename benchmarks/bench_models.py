@@ -1,0 +1,266 @@
+"""Whole models: inference and one training step under eager, torch.compile and this package.
+
+`python -m benchmarks.bench_models -h` shows the options. Each model runs in its own process under a time limit, so that a crash or
+a hang costs that model's missing rows only; rows are written after every phase. Inductor's caches are filled beforehand, all models
+at once, because compiling is not what is measured here (`bench_warm_start.py` measures it). What counts as a win is
+`report.summarise`'s to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import report
+from benchmarks.models import MODELS, Inputs, build
+from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
+
+__all__ = ["contenders", "main", "run_model"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_EAGER, _COMPILE = "eager", "torch.compile"
+_OURS = ("cudal1 backend", "cudal1.accelerate")
+
+
+def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender], list[Contender]]:
+    """The baselines, and ours with `options` (settings of the package), for one phase."""
+
+    def backend(module: nn.Module, _: Inputs) -> Call:
+        return torch.compile(module, backend=_backend(), options=dict(options))
+
+    def accelerate(module: nn.Module, inputs: Inputs) -> Call:
+        import cudal1  # here, so that a package that does not import is a failed row and the baselines are still measured
+
+        return cudal1.accelerate(module, inputs, **options)  # type: ignore[no-any-return]
+
+    baselines = [
+        Contender(_EAGER, lambda module, _: module, baseline=True),
+        Contender(_COMPILE, lambda module, _: torch.compile(module), baseline=True),
+    ]
+    if phase == "inference":
+        baselines.append(
+            Contender("reduce-overhead", lambda module, _: torch.compile(module, mode="reduce-overhead"), baseline=True)
+        )
+    return baselines, [Contender(_OURS[0], backend), Contender(_OURS[1], accelerate)]
+
+
+def _backend() -> Any:
+    """The registered name, or, in a checkout that is not installed, the backend itself."""
+    if "cudal1" in torch._dynamo.list_backends():
+        return "cudal1"
+    from torch_cudal1.backend import cudal1
+
+    return cudal1
+
+
+# --- one model, in its own process -----------------------------------------------------------------------------------------------
+
+
+def run_model(args: argparse.Namespace) -> None:
+    """Measure `args.child` in every phase and keep `args.out` up to date."""
+    workload = build(args.child, sizes=args.sizes, device=args.device)
+    done: list[Row] = []
+    for phase in args.phases:
+        case = Case(workload, phase)
+        torch._dynamo.reset()
+        base, ours = contenders(phase, {"on_miss": "tune", "budget_s": args.budget_s, "cache_dir": args.cache_dir})
+        refs = references(case)
+        lives: list[Live] = []
+        failures: list[Row] = []
+        rows: list[Row] = []
+        for group in (base, ours):  # baselines are timed alone first: a limit that strikes while ours searches leaves their rows
+            for contender in group:
+                result = _start_counted(case, contender, refs)
+                if isinstance(result, Live):
+                    lives.append(result)
+                else:
+                    failures.append(result)
+            rows = measure(case, lives, refs, rounds=args.rounds, eager=_EAGER, compiled=_COMPILE)
+            _save_rows(args.out, [*done, *rows, *failures])
+        done += [*rows, *failures]
+
+
+def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Live | Row:
+    """Start a contender; one of ours carries what the package counted meanwhile."""
+    if contender.baseline:
+        return start(case, contender, refs)
+    from torch_cudal1 import observe
+
+    observe.reset()
+    result = start(case, contender, refs)
+    if isinstance(result, Live):
+        result.counters = dict(observe.report().counters)
+    return result
+
+
+def prefill(args: argparse.Namespace) -> None:
+    """Compile the baselines of one model, so that the caches hold them."""
+    workload = build(args.prefill_child, sizes=args.sizes, device=args.device)
+    for phase in args.phases:
+        case = Case(workload, phase)
+        for contender in contenders(phase, {})[0]:
+            module = case.copy()
+            with case.mode():
+                case.outputs(contender.start(module, workload.inputs), module, workload.inputs)
+
+
+def _save_rows(path: Path, rows: Sequence[Row]) -> None:
+    report.save(path, {"rows": report.rows_as_json(rows)})
+
+
+# --- all models ------------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the suite; the exit code is 0 when every expected row is there and verified, else 1."""
+    args = _parser().parse_args(argv)
+    if args.child:
+        run_model(args)
+        return 0
+    if args.prefill_child:
+        prefill(args)
+        return 0
+    scratch = Path(tempfile.mkdtemp(prefix="cudal1-bench-"))
+    try:
+        return _run_all(args, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_all(args: argparse.Namespace, scratch: Path) -> int:
+    begin = time.monotonic()
+    environment = report.environment()
+    print(json.dumps(environment), flush=True)
+    if args.prefill:
+        prefilled = _prefill_all(args, scratch)
+        print(f"caches filled in {time.monotonic() - begin:.0f} s: {prefilled}", flush=True)
+    rows: list[Row] = []
+    for model in args.models:
+        left = args.total_limit_s - (time.monotonic() - begin)
+        rows += _one_model(args, model, min(args.time_limit_s, left), scratch)
+        print(report.table([row for row in rows if row.model == model]), flush=True)
+        report.save(args.out, _document(args, environment, rows))
+    print("\n" + report.table(rows))
+    value = _document(args, environment, rows)
+    print(json.dumps({"out": args.out.name, "wall_s": round(time.monotonic() - begin, 1), "summary": value["summary"]}))
+    return 0 if all(row.status == "ok" for row in rows) else 1
+
+
+def _document(args: argparse.Namespace, environment: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    names = ("models", "phases", "sizes", "device", "rounds", "budget_s", "time_limit_s", "total_limit_s", "prefill")
+    options = {name: getattr(args, name) for name in names}
+    summary = [report.summarise(rows, name) for name in _OURS]
+    return report.document("models", options, report.rows_as_json(rows), environment=environment, summary=summary)
+
+
+def _one_model(args: argparse.Namespace, model: str, limit_s: float, scratch: Path) -> list[Row]:
+    """The rows of a model; those its process did not deliver are failures with the reason."""
+    out = scratch / f"{model}.json"
+    if limit_s < 5:
+        return _missing(args, model, [], "not started: the total limit was reached")
+    reason = _spawn(["--child", model, "--out", str(out), "--cache-dir", str(scratch / "cudal1"), *_shared(args)], scratch, limit_s)
+    rows = [Row(**row) for row in json.loads(out.read_text())["rows"]] if out.exists() else []
+    return rows + _missing(args, model, rows, reason)
+
+
+def _missing(args: argparse.Namespace, model: str, rows: Sequence[Row], reason: str) -> list[Row]:
+    have = {(row.phase, row.contender) for row in rows}
+    expected = [(phase, c.name) for phase in args.phases for group in contenders(phase, {}) for c in group]
+    return [failed_row(model, phase, name, reason) for phase, name in expected if (phase, name) not in have]
+
+
+def _spawn(arguments: list[str], scratch: Path, limit_s: float) -> str:
+    """Run this file in a new process group; why it delivered less than expected, if it did."""
+    errors = scratch / "stderr"
+    with errors.open("w") as stderr:
+        process = _popen(arguments, scratch, stderr)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"time limit of {limit_s:.0f} s"
+    last = errors.read_text(errors="replace").strip().splitlines()[-1:] or [""]
+    return f"process ended with code {code}: {last[0][:300]}"
+
+
+def _popen(arguments: list[str], scratch: Path, stderr: Any, threads: int = 0) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
+    environment.setdefault("TRITON_CACHE_DIR", str(scratch / "triton"))
+    if threads:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+    command = [sys.executable, "-m", "benchmarks.bench_models", *arguments]
+    return subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=stderr, stderr=stderr, start_new_session=True)
+
+
+def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
+    """All models at once: compiling needs the host's cores, and nothing is timed yet."""
+    threads = max(2, len(os.sched_getaffinity(0)) // len(args.models))
+    with (scratch / "prefill-stderr").open("w") as log:
+        running = {m: _popen(["--prefill-child", m, *_shared(args)], scratch, log, threads) for m in args.models}
+        deadline = time.monotonic() + args.prefill_limit_s
+        outcome = {}
+        for model, process in running.items():
+            try:
+                code = process.wait(max(0.1, deadline - time.monotonic()))
+                outcome[model] = "ok" if code == 0 else f"code {code}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                outcome[model] = "time limit"
+    return outcome
+
+
+def _shared(args: argparse.Namespace) -> list[str]:
+    """The options a child needs as given to the parent."""
+    pairs = {"--sizes": args.sizes, "--device": args.device, "--rounds": args.rounds, "--budget-s": args.budget_s}
+    return [*(str(part) for pair in pairs.items() for part in pair), "--phases", ",".join(args.phases)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="benchmarks.bench_models", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", type=_among(MODELS), default=list(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
+    parser.add_argument("--phases", type=_among(("inference", "train")), default=["inference", "train"])
+    parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "models.json")
+    parser.add_argument("--rounds", type=int, default=60, help="samples per contender and phase, at least 14")
+    parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region")
+    parser.add_argument("--time-limit-s", type=float, default=90.0, help="per model, all phases")
+    parser.add_argument("--total-limit-s", type=float, default=470.0, help="whole run; models that do not fit are failed rows")
+    parser.add_argument("--prefill", action=argparse.BooleanOptionalAction, default=cuda, help="compile all baselines beforehand")
+    parser.add_argument("--prefill-limit-s", type=float, default=120.0)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--prefill-child", help=argparse.SUPPRESS)
+    parser.add_argument("--cache-dir", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _among(known: Sequence[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; expected some of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The one shared runner: the same contenders are verified and then timed, on the same module and inputs.
+
+`references` computes what is right (float64) and how wrong eager is; `start` builds a contender on its own copy of the module and
+verifies it; `measure` times the contenders in interleaved rounds, verifies them once more and returns one row each. A contender
+that crashes or answers wrongly is a row with its reason, never left out. It does not choose models or contenders (`bench_*.py`),
+does not start processes, and does not decide what is fast enough.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.compare import Comparison, Reference, compare, reference
+from benchmarks.models import Inputs, Workload, fresh
+from benchmarks.timing import Samples, sample
+
+__all__ = ["Case", "Contender", "Live", "Phase", "Row", "failed_row", "measure", "references", "start"]
+
+Phase: TypeAlias = Literal["inference", "train"]
+Call: TypeAlias = Callable[..., Any]
+
+_EAGER_RUNS = 3
+_RING = 4  # input sets the timed calls rotate through, so that an answer kept from the last call is of no use
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run a module: `start(module, inputs)` returns what to call. A `baseline` is timed even when it is not verified."""
+
+    name: str
+    start: Callable[[nn.Module, Inputs], Call]
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload in one phase: "inference" (eval mode, no_grad) or "train" (forward, loss, backward; no optimizer)."""
+
+    workload: Workload
+    phase: Phase
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cuda:0", "cpu"."""
+        return str(self.workload.inputs[0].device)
+
+    def copy(self) -> nn.Module:
+        """A module of its own with the same weights, in the mode of the phase."""
+        module = copy.deepcopy(self.workload.module).train(self.phase == "train")
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout, and eager would then copy on every call
+        return module
+
+    def mode(self) -> AbstractContextManager[Any]:
+        """Gradient mode of the phase; entered once around many calls."""
+        return torch.set_grad_enabled(self.phase == "train")
+
+    def step(self, call: Call, module: nn.Module, inputs: Inputs) -> Any:
+        """One call as timed. In training the gradients are in `module`'s parameters afterwards."""
+        if self.phase == "inference":
+            return call(*inputs)
+        module.zero_grad(set_to_none=True)
+        loss = self.workload.loss(call(*inputs))
+        loss.backward()
+        return loss
+
+    def outputs(self, call: Call, module: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+        """Everything that must be right, as copies: the output; in training the loss and every gradient.
+
+        Raises ValueError when a parameter has no gradient.
+        """
+        result = self.step(call, module, inputs)
+        if self.phase == "inference":
+            return {"output": result.detach().clone()}
+        absent = [name for name, p in module.named_parameters() if p.grad is None]
+        if absent:
+            raise ValueError(f"no gradient for {', '.join(absent)}; expected one for every parameter")
+        gradients = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+        return {"loss": result.detach().clone(), **gradients}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results: a contender on a case. `status`: "ok", "wrong" (not verified), "failed" (no answer); see README."""
+
+    model: str
+    phase: str
+    contender: str
+    status: Literal["ok", "wrong", "failed"]
+    reason: str = ""
+    verified: bool = False
+    error_ratio: float | None = None
+    outputs: int = 0
+    void_outputs: int = 0
+    first_call_s: float | None = None
+    median_us: float | None = None
+    vs_eager: Mapping[str, float] | None = None
+    vs_compile: Mapping[str, float] | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Live:
+    """A contender that runs: its own module, what to call, and what is known about it so far."""
+
+    contender: Contender
+    module: nn.Module
+    call: Call
+    first_call_s: float
+    verdict: Comparison
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> bool:
+        """Wrong contenders have no speed; a baseline is the denominator whatever its error."""
+        return self.verdict.passed or self.contender.baseline
+
+
+def references(case: Case, *, draws: int = 2) -> list[tuple[Inputs, Reference]]:
+    """Fresh inputs with their float64 results and eager's errors, `draws` times."""
+    exact_module, eager = case.copy().double(), case.copy()
+    found = []
+    with case.mode():
+        for seed in range(1, draws + 1):
+            inputs = fresh(case.workload.inputs, seed)
+            upcast = tuple(t.double() if t.is_floating_point() else t for t in inputs)
+            exact = case.outputs(exact_module, exact_module, upcast)
+            runs = [case.outputs(eager, eager, inputs) for _ in range(_EAGER_RUNS)]
+            found.append((inputs, reference(exact, runs)))
+    return found
+
+
+def start(case: Case, contender: Contender, refs: Sequence[tuple[Inputs, Reference]]) -> Live | Row:
+    """Build the contender and verify it on every reference; a Row if it crashes."""
+    try:
+        with case.mode():
+            begin = time.perf_counter()
+            module = case.copy()
+            call = contender.start(module, case.workload.inputs)
+            case.outputs(call, module, case.workload.inputs)
+            first_call_s = time.perf_counter() - begin
+            return Live(contender, module, call, first_call_s, _verify(case, call, module, refs))
+    except Exception as error:  # noqa: BLE001  whatever a contender raises is its result: a row with the reason
+        return failed_row(case.workload.name, case.phase, contender.name, _describe(error))
+
+
+def measure(
+    case: Case, lives: Sequence[Live], refs: Sequence[tuple[Inputs, Reference]], *, rounds: int, eager: str, compiled: str
+) -> list[Row]:
+    """Time the contenders (`rounds` samples each), verify those timed once more, and return a row for each.
+
+    `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among `lives` leaves its column None.
+    """
+    crashed: dict[str, str] = {}
+    ring = [fresh(case.workload.inputs, 100 + seed) for seed in range(_RING)]
+    runs = {live.contender.name: _run(case, live, ring) for live in lives if live.timed}
+    with case.mode():
+        for name in list(runs):
+            try:
+                runs[name]()
+            except Exception as error:  # noqa: BLE001  as in `start`: a contender that stops working is a row
+                crashed[name] = _describe(error)
+                del runs[name]
+        samples = sample(runs, device=case.device, rounds=rounds)
+        for live in lives:
+            if live.contender.name in runs:
+                live.verdict += _verify(case, live.call, live.module, refs[:1])
+    return [_row(case, live, samples, crashed.get(live.contender.name, ""), (eager, compiled)) for live in lives]
+
+
+def failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
+    """A contender without an answer."""
+    return Row(model, phase, contender, "failed", reason=reason)
+
+
+def _verify(case: Case, call: Call, module: nn.Module, refs: Sequence[tuple[Inputs, Reference]]) -> Comparison:
+    verdict = Comparison(True, None)
+    for inputs, ref in refs:
+        verdict += compare(case.outputs(call, module, inputs), ref)
+    return verdict
+
+
+def _run(case: Case, live: Live, ring: Sequence[Inputs]) -> Callable[[], object]:
+    turn = itertools.cycle(ring)
+    return lambda: case.step(live.call, live.module, next(turn))
+
+
+def _row(case: Case, live: Live, samples: Samples, crash: str, references_to: tuple[str, str]) -> Row:
+    name, verdict = live.contender.name, live.verdict
+    timed = name in samples.us and live.timed
+    ratios = [samples.speedup(base, name) if timed and base in samples.us and base != name else None for base in references_to]
+    return Row(
+        case.workload.name,
+        case.phase,
+        name,
+        "failed" if crash else "ok" if verdict.passed else "wrong",
+        reason=crash or verdict.reason,
+        verified=verdict.passed and not crash,
+        error_ratio=verdict.error_ratio,
+        outputs=verdict.outputs,
+        void_outputs=verdict.void,
+        first_call_s=live.first_call_s,
+        median_us=samples.median_us(name) if timed else None,
+        vs_eager=ratios[0],
+        vs_compile=ratios[1],
+        counters=live.counters,
+    )
+
+
+def _describe(error: BaseException) -> str:
+    """Type and message on one line, short enough for a table."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

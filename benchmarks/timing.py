@@ -1,0 +1,47 @@
+"""How the suite times: the package's one timing implementation, and nothing beside it (`torch_cudal1.judge.timing`).
+
+A sample is wall time of whole calls, host work included, each call synchronised, the L2 cache flushed before it. This file only
+collects samples of several contenders in interleaved rounds and pairs them up; it knows nothing of models or of correctness.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from torch_cudal1.judge.timing import interleave, summarise
+
+__all__ = ["Samples", "sample"]
+
+Run: TypeAlias = Callable[[], object]
+
+FEWEST = 14  # two pairs in each of the seven buckets; `summarise` refuses fewer
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Microseconds per call, one number a round for each run; the numbers of one round are a pair for any two runs."""
+
+    us: Mapping[str, tuple[float, ...]]
+
+    def median_us(self, name: str) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.us[name])
+
+    def speedup(self, baseline: str, name: str) -> dict[str, float]:
+        """Baseline time over contender time, "speedup" with its 95 % interval "low" to "high"; "steady" is 1 or 0."""
+        found = summarise(list(zip(self.us[baseline], self.us[name], strict=True)))
+        return {"speedup": found.speedup, "low": found.low, "high": found.high, "steady": int(found.steady)}
+
+
+def sample(runs: Mapping[str, Run], *, device: str, rounds: int) -> Samples:
+    """Time every run at least max(`rounds`, 14) times, in rounds of random order; at most about 10 s for each 30 rounds."""
+    us: dict[str, list[float]] = {name: [] for name in runs}
+    while runs and min(map(len, us.values())) < max(rounds, FEWEST):
+        for name, values in interleave(runs, torch.device(device), budget_s=10.0).items():
+            us[name] += values
+    return Samples({name: tuple(values) for name, values in us.items()})
