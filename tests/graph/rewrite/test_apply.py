@@ -1,4 +1,4 @@
-"""The framework keeps every promise that a rule might forget: outputs' dtype, shape, strides and freshness, randomness, mutation."""
+"""The framework keeps what a rule might forget: outputs' dtype, shape, strides and freshness, randomness, mutation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_output_beyond_repair_undoes_the_rule(edit: str) -> None:
     gm = capture(fn, torch.randn(3))
     old = aten.expand.default if edit == "overlap" else aten.relu.default
     if edit == "overlap":
-        build = lambda g, n: call(g, aten.repeat.default, n.args[0], [2, 1])  # noqa: E731
+        build = lambda g, n: call(g, aten.repeat.default, n.args[0], [2, 1])
     out = rewrite(gm, [_swap("bad", old, build), RELU_TO_ABS], assume_finite=False)
     assert out.techniques == ("relu_to_abs",)
     x = torch.randn(3)

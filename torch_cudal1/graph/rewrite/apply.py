@@ -8,7 +8,6 @@ copy; what cannot be repaired undoes the rule. Whether the numbers are right is 
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from torch_cudal1.graph.rewrite.match import call, fake_mode, is_op
+from torch_cudal1 import observe
+from torch_cudal1.graph.rewrite.match import fake_mode, is_dead_when_unused, with_strides
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["MAX_ROUNDS", "Rewritten", "is_dead_when_unused", "rewrite"]
+__all__ = ["MAX_ROUNDS", "Rewritten", "rewrite"]
 
-aten = torch.ops.aten
 MAX_ROUNDS = 8  # rules enable one another a few times; two rules that undo each other would never stop
 _Spec: TypeAlias = tuple[Any, ...]
 
@@ -56,29 +55,31 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
             found = rule.rewrite(work)
             if not found:
                 continue
-            if _settle(work, mode, wanted):
-                good, changed = _copy(work), True
-                sites[rule.name] += found
-            else:
+            undone = _settle(work, mode, wanted)
+            if undone:
+                observe.record("rewrite", "undone", rule=rule.name, reason=undone)
                 work = _copy(good)
                 active.remove(rule)
+            elif _text(work.graph) != _text(good.graph):  # a repair can restore exactly what the rule removed
+                good, changed = _copy(work), True
+                sites[rule.name] += found
         if not changed:
             break
     good.recompile()
     return Rewritten(good, tuple(sites), dict(sites))
 
 
-def is_dead_when_unused(node: fx.Node) -> bool:
-    """Whether a node without users may go: it neither draws random numbers nor mutates, and is no placeholder or output."""
-    if is_op(node, aten.native_dropout.default) and len(node.args) > 2 and node.args[2] is False:
-        return True  # tagged as random, but draws nothing when not training
-    return not node.is_impure(impure_random=True)
-
-
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     # Not deepcopy of the module: that would copy constants, which no rule edits.
     graph = copy.deepcopy(gm.graph)
     return fx.GraphModule(gm, graph)
+
+
+def _text(graph: fx.Graph) -> list[str]:
+    """The graph without names: equal texts compute the same thing in the same order."""
+    number = {node: f"%{position}" for position, node in enumerate(graph.nodes)}
+    target = {node: "" if node.op in ("placeholder", "output") else str(node.target) for node in graph.nodes}
+    return [f"{node.op} {target[node]} {fx.map_arg((node.args, node.kwargs), number.__getitem__)}" for node in graph.nodes]
 
 
 def _is_static(gm: fx.GraphModule) -> bool:
@@ -102,16 +103,21 @@ def _mutates_last(graph: fx.Graph) -> bool:
     return True
 
 
-def _settle(gm: fx.GraphModule, mode: FakeTensorMode, wanted: Sequence[_Spec]) -> bool:
-    """Clean up after a rule. False if an output lost a property that a copy cannot give back."""
+def _settle(gm: fx.GraphModule, mode: FakeTensorMode, wanted: Sequence[_Spec]) -> str:
+    """Clean up after a rule. Returns why the rule has to be undone, or an empty string."""
     _clean(gm)
-    found = _describe(_propagate(gm, mode))
-    if found == wanted:
-        return True
-    if not _repair(gm.graph, wanted, found):
-        return False
-    _clean(gm)
-    return _describe(_propagate(gm, mode)) == wanted
+    try:
+        found = _describe(_propagate(gm, mode))
+        if found == wanted:
+            return ""
+        if not _repair(gm.graph, wanted, found):
+            return f"outputs changed from {wanted} to {found}"
+        _clean(gm)
+        found = _describe(_propagate(gm, mode))
+    except (RuntimeError, ValueError) as error:
+        # Shape functions of ATen raise these: for instance a view of an intermediate whose strides the rule changed.
+        return f"{type(error).__name__}: {error}"
+    return "" if found == wanted else f"repaired outputs are {found}, expected {wanted}"
 
 
 def _clean(gm: fx.GraphModule) -> None:
@@ -145,14 +151,14 @@ def _describe(values: tuple[list[Any], list[Any]]) -> list[_Spec]:
 
 
 def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) -> bool:
     """Put a copy with the wanted strides before each output that needs one. False if an output needs more than a copy."""
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     many = isinstance(output.args[0], (tuple, list))
-    results: list[Any] = list(output.args[0]) if many else [output.args[0]]  # type: ignore[arg-type]
+    results: list[Any] = list(output.args[0]) if many else [output.args[0]]
     if len(wanted) != len(found):
         return False
     for position, (want, have) in enumerate(zip(wanted, found, strict=True)):
@@ -162,25 +168,8 @@ def _repair(graph: fx.Graph, wanted: Sequence[_Spec], found: Sequence[_Spec]) ->
         if len(want) < 5 or want[:2] != have[:2] or want[3] != have[3] or want[4] != f"output {position}":
             return False
         with graph.inserting_before(output):
-            results[position] = _with_strides(graph, results[position], want[1], want[2])
+            results[position] = with_strides(graph, results[position], want[1], want[2])
         if results[position] is None:
             return False
     output.args = (tuple(results) if many else results[0],)
     return True
-
-
-def _with_strides(graph: fx.Graph, node: fx.Node, shape: Sequence[int], strides: Sequence[int]) -> fx.Node | None:
-    """A fresh copy of `node` laid out with `strides`, as functional calls; None unless they are dense (no overlap, no gap)."""
-    order = sorted(range(len(shape)), key=lambda dim: (strides[dim], shape[dim]), reverse=True)
-    dense = 1
-    for dim in reversed(order):
-        if shape[dim] > 1 and strides[dim] != dense:
-            return None
-        dense *= shape[dim]
-    moved = node if order == sorted(order) else call(graph, aten.permute.default, node, order)
-    copied = call(graph, aten.clone.default, moved, memory_format=torch.contiguous_format)
-    back = copied if moved is node else call(graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))])
-    if tuple(back.meta["val"].stride()) == tuple(strides) or not math.prod(shape):
-        return back
-    # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare them.
-    return call(graph, aten.as_strided.default, copied, list(shape), list(strides), 0)

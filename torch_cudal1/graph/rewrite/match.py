@@ -5,7 +5,8 @@ Nothing here decides whether an edit is right; that is each rule's validity cond
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "calls",
     "dtype",
     "fake_mode",
+    "is_dead_when_unused",
     "is_op",
     "is_output",
     "is_tensor",
@@ -29,11 +31,14 @@ __all__ = [
     "users_only",
     "uses_once",
     "val",
+    "with_strides",
 ]
 
+aten = torch.ops.aten
+
 _KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
-_SCALAR_FACTORIES = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
-_COPIES = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default, torch.ops.aten.detach.default)
+_SCALAR_FACTORIES = (aten.full.default, aten.scalar_tensor.default)
+_COPIES = (aten.lift_fresh_copy.default, aten.clone.default, aten.detach.default)
 
 
 def is_op(node: object, *overloads: OpOverload[..., Any]) -> TypeGuard[fx.Node]:
@@ -78,7 +83,9 @@ def dtype(node: object) -> torch.dtype:
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments of an ATen call by schema name, defaults filled in."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    if not isinstance(node.target, OpOverload):
+        raise TypeError(f"expected a call of an ATen overload, got {node.target!r}")
+    schema = node.target._schema
     bound: dict[str, Any] = {}
     for position, argument in enumerate(schema.arguments):
         if position < len(node.args) and not argument.kwarg_only:
@@ -157,3 +164,27 @@ def replace(node: fx.Node, new: fx.Node) -> None:
             new.meta.setdefault(key, node.meta[key])
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def is_dead_when_unused(node: fx.Node) -> bool:
+    """Whether a node without users may go: it neither draws random numbers nor mutates, and is no placeholder or output."""
+    if is_op(node, aten.native_dropout.default) and len(node.args) > 2 and node.args[2] is False:
+        return True  # tagged as random, but draws nothing when not training
+    return not node.is_impure(impure_random=True)
+
+
+def with_strides(graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted: Sequence[int]) -> fx.Node | None:
+    """A fresh copy of `node` with the `wanted` strides, as functional calls; None unless they are dense (no overlap, no gap)."""
+    order = sorted(range(len(wanted_shape)), key=lambda dim: (wanted[dim], wanted_shape[dim]), reverse=True)
+    dense = 1
+    for dim in reversed(order):
+        if wanted_shape[dim] > 1 and wanted[dim] != dense:
+            return None
+        dense *= wanted_shape[dim]
+    moved = node if order == sorted(order) else call(graph, aten.permute.default, node, order)
+    copied = call(graph, aten.clone.default, moved, memory_format=torch.contiguous_format)
+    back = copied if moved is node else call(graph, aten.permute.default, copied, [order.index(dim) for dim in range(len(order))])
+    if tuple(back.meta["val"].stride()) == tuple(wanted) or not math.prod(wanted_shape):
+        return back
+    # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare them.
+    return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted), 0)
