@@ -1,6 +1,7 @@
 """The command line: `cudal1 COMMAND`, also `python -m torch_cudal1 COMMAND`. It reads arguments and turns outcomes into exit codes.
 
-The work is in `torch_cudal1.commands`, one module a group, imported only when its command runs: `cudal1 --help` never imports torch.
+The work is in `torch_cudal1.commands`, one module a group, imported only when its command runs: `cudal1 --help` never imports
+torch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _device(parser: argparse.ArgumentParser) -> None:
 
 def _contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("match", "strict", "kernelbench"), help="how accurate a replacement must be")
-    parser.add_argument("--assume-finite", action="store_true", default=None, help="admit rewrites that are right only without NaN/inf")
+    parser.add_argument("--assume-finite", action="store_true", default=None, help="admit rewrites right only without NaN/inf")
 
 
 def _search(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +72,13 @@ def _search(parser: argparse.ArgumentParser) -> None:
 
 
 def _cache(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="the cache; default: TORCH_CUDAL1_CACHE_DIR or the user's cache folder")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: TORCH_CUDAL1_CACHE_DIR or ~/.cache/torch_cudal1")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("cudal1-demo.html"), metavar="PATH", help="the page (./cudal1-demo.html)")
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help="only this model; may be repeated")
-    parser.add_argument("--budget-s", dest="total_s", type=_seconds, default=220.0, metavar="SECONDS", help="for the whole demo (220)")
+    parser.add_argument("--budget-s", dest="total_s", type=_seconds, default=220.0, metavar="S", help="for the whole demo (220)")
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,9 @@ _COMMANDS = (
     _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
     _Command("warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _page)),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
-    _Command("explain", "models", "explain", "what runs in TARGET, what was tried, and why", (_target, *_RUN, _search, _explain, _page)),
+    _Command(
+        "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)
+    ),
     _Command("list", "entries", "list_entries", "the entries of the cache", (_cache,)),
     _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
@@ -120,8 +123,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"torch-cudal1 {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
-        kind = argparse.RawDescriptionHelpFormatter
-        sub = commands.add_parser(command.name, help=command.summary, description=command.summary, epilog=_EPILOG, formatter_class=kind)
+        sub = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.summary,
+            epilog=_EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         for add in command.options:
             add(sub)
         sub.add_argument("--json", action="store_true", help="one JSON value on stdout instead of text")

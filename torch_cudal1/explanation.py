@@ -35,7 +35,7 @@ class Interval:
 class RegionReport:
     """One region of a model: what runs there now, what was tried, and the evidence.
 
-    - runs: label of what runs now, such as "eager" or "diag_matmul -> inductor"; origin: who proposed it ("baseline": nobody beat them).
+    - runs: label of what runs now, such as "eager" or "diag_matmul -> inductor"; origin: who proposed it, or "baseline".
     - speedup, low, high: against the best baseline, measured when the decision was made; None when a baseline runs.
     - vs_eager, vs_inductor: against these two alone; None when that one was not measured.
     - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our largest scaled error.
@@ -76,13 +76,13 @@ class RegionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd:
-    """The whole model, host time included. `undone` is empty, or says why the swap was taken back."""
+    """The whole model, host time included. Inductor's numbers are None where it cannot compile; `undone` says why a swap was undone."""
 
     eager_us: float
-    inductor_us: float
+    inductor_us: float | None
     ours_us: float
     vs_eager: Interval
-    vs_inductor: Interval
+    vs_inductor: Interval | None
     undone: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class EndToEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A model's regions, why other parts are not regions (`left_out`, one sentence each), and the end-to-end measurement if made."""
+    """A model's regions, why other parts are none (`left_out`, one sentence each), and the end-to-end measurement if made."""
 
     target: str
     device: str

@@ -26,7 +26,7 @@ from torch.utils import _pytree
 
 from torch_cudal1.errors import TargetError
 
-__all__ = ["Loaded", "expand", "load"]
+__all__ = ["Loaded", "expand", "load", "moved", "try_call"]
 
 _KERNELBENCH = ("Model", "get_inputs", "get_init_inputs")
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
@@ -67,6 +67,18 @@ def expand(target: str) -> tuple[str, ...]:
     return found
 
 
+def try_call(loaded: Loaded) -> None:
+    """Call the module once, as it is, without gradients, so that inputs that do not fit are the target's problem and not ours.
+
+    Raises TargetError.
+    """
+    try:
+        with torch.no_grad():
+            loaded.module(*loaded.inputs)
+    except Exception as error:
+        raise TargetError(loaded.name, f"calling the module with its inputs failed with {_what(error, None)}") from error
+
+
 def _load_one(target: str, device: str | None) -> Loaded:
     source, name = _split(target)
     path = Path(source).expanduser()
@@ -78,8 +90,7 @@ def _load_one(target: str, device: str | None) -> Loaded:
         built = _build(target, _attribute(target, _import(target, source), name))
     else:
         raise TargetError(target, f"there is no file or folder {source!r}, and no ':callable' says what to call in a package")
-    module, inputs = _pair(target, built)
-    return Loaded(target, *_placed(target, module, inputs, device))
+    return _placed(target, Loaded(target, *_pair(target, built)), device)
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -205,14 +216,14 @@ def _pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return module, tuple(inputs)
 
 
-def _placed(
-    target: str, module: torch.nn.Module, inputs: tuple[Any, ...], device: str | None
-) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    if device is None:
-        return module, inputs
+def moved(module: torch.nn.Module, inputs: tuple[Any, ...], device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """The module and every tensor of the inputs on `device`. Raises what torch raises when it cannot."""
+    return module.to(device), _pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+
+
+def _placed(target: str, loaded: Loaded, device: str | None) -> Loaded:
     try:
-        moved = module.to(device)
-        return moved, _pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+        return loaded if device is None else Loaded(loaded.name, *moved(loaded.module, loaded.inputs, device))
     except (RuntimeError, AssertionError) as error:  # no CUDA in this torch, no GPU, out of memory
         raise TargetError(target, f"it cannot be moved to {device!r} ({_last_line(error)})") from error
 

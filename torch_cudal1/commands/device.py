@@ -17,7 +17,7 @@ def without_cuda() -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
     if not torch.cuda.is_available():
-        return f"torch was built for CUDA {torch.version.cuda} but finds no usable driver or GPU (see nvidia-smi, CUDA_VISIBLE_DEVICES)"
+        return f"torch was built for CUDA {torch.version.cuda} but finds no usable driver or GPU (see nvidia-smi)"
     return ""
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -20,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_config
 
 from torch_cudal1 import native
 from torch_cudal1.commands import device
 from torch_cudal1.explanation import plain
+from torch_cudal1.machine import target_for, triton_version
 from torch_cudal1.settings import PREFIX, Settings
 from torch_cudal1.version import __version__
 from torch_cudal1.view import text
@@ -56,17 +56,19 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     limited = [f for f in findings if not f.needed and f.ok is False]
     verdict = _verdict(broken, limited)
     screen.line(f"torch-cudal1 {__version__}")
-    rows = [[f.name, {True: "ok", False: "NO", None: "absent"}[f.ok], f.what + (f". {f.remedy}" if f.remedy else "")] for f in findings]
+    states = {True: "ok", False: "NO", None: "absent"}
+    rows = [[f.name, states[f.ok], f.what + (f". {f.remedy}" if f.remedy else "")] for f in findings]
     screen.table(("what", "state", "details"), rows)
     screen.line("")
-    screen.table(("setting", "value", "from"), [[name, shown, source] for name, shown, source in _settings_in_force(settings)])
+    in_force = _settings_in_force(settings)
+    screen.table(("setting", "value", "from"), in_force)
     screen.line("")
     screen.line(verdict)
     screen.json(
         {
             "versions": versions(),
             "findings": findings,
-            "settings": {name: {"value": plain(getattr(settings, name)), "from": source} for name, _, source in _settings_in_force(settings)},
+            "settings": {name: {"value": plain(getattr(settings, name)), "from": source} for name, _, source in in_force},
             "state": "broken" if broken else "limited" if limited else "ready",
             "verdict": verdict,
         }
@@ -100,12 +102,13 @@ def examine(settings: Settings) -> tuple[Finding, ...]:
 def _device() -> Finding:
     why = device.without_cuda()
     if why:
-        cpu = f"{_cpu_name()}, {torch.get_num_threads()} threads"
+        cpu = f"{target_for(torch.device('cpu')).sku}, {torch.get_num_threads()} threads"
         return Finding("device", None, f"CPU only: {cpu}. No GPU because {why}")
     major, minor = torch.cuda.get_device_capability()
     free, total = torch.cuda.mem_get_info()
     memory = f"{text.size(free)} of {text.size(total)} free"
-    what = f"{torch.cuda.get_device_name()} (sm_{major}{minor}), driver {_driver()}, {memory}, {torch.cuda.device_count()} visible"
+    here = target_for(torch.device("cuda"))
+    what = f"{here.sku} ({here.arch}), driver {here.driver}, {memory}, {torch.cuda.device_count()} visible"
     if (major, minor) < (8, 0):
         return Finding("device", False, what, "GPUs before sm_80 get baselines only")
     return Finding("device", True, what)
@@ -119,20 +122,22 @@ def _extension() -> Finding:
 
 
 def _inductor() -> Finding:
-    compiler = os.environ.get("CXX") or next((c for c in ("g++", "clang++") if shutil.which(c)), "")
-    found = shutil.which(compiler) if compiler else None
+    asked = inductor_config.cpp.cxx  # torch's own reading of CXX: the compiler Inductor would call
+    compilers = [name for name in ((asked,) if isinstance(asked, str) else asked) if name]
+    found = next(filter(None, map(shutil.which, compilers)), None)
     if found is None:
-        what = f"C++ compiler {compiler!r} is not there" if compiler else "no C++ compiler (g++ or clang++)"
+        what = f"no C++ compiler ({' or '.join(compilers)})"
         return Finding("Inductor", False, what, "install g++: without it torch.compile fails on CPU and only eager is a baseline")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
-        return Finding("Inductor", False, f"{_first_line(found)}, but {header} is missing", "install the Python headers (python3-dev)")
+        what = f"{_first_line(found)}, but {header} is missing"
+        return Finding("Inductor", False, what, "install the Python headers (python3-dev)")
     return Finding("Inductor", True, f"{_first_line(found)} at {found}, Python headers present")
 
 
 def _triton() -> Finding:
-    version = _version("triton")
-    if not version or importlib.util.find_spec("triton") is None:
+    version = triton_version()
+    if not version:
         return Finding("Triton", False if torch.version.cuda else None, "not installed", "Triton kernels are not offered")
     why = device.without_cuda()
     if why:
@@ -180,7 +185,7 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
             source = PREFIX + f.name.upper()
         else:
             source = "default"
-        rows.append((f.name, str(value) if not isinstance(value, tuple) else os.pathsep.join(map(str, value)) or "none", source))
+        rows.append((f.name, str(value) if not isinstance(value, tuple) else ":".join(map(str, value)) or "none", source))
     return rows
 
 
@@ -207,17 +212,6 @@ def _first_line(program: str, *, last: bool = False) -> str:
         return f"{program} does not run ({type(error).__name__})"
     lines = done.stdout.strip().splitlines() or [f"{program} answered nothing"]
     return lines[-1 if last else 0]
-
-
-def _driver() -> str:
-    path = Path("/sys/module/nvidia/version")
-    return path.read_text().strip() if path.is_file() else "of unknown version"
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def as_environment(settings: Settings) -> dict[str, Any]:

@@ -73,8 +73,11 @@ def size(size_bytes: int) -> str:
 
 
 def clean(text: object) -> str:
-    """`text` without control characters: a module's name must not move the cursor or colour the terminal. Line breaks become spaces."""
-    return "".join(" " if c in "\n\r\t" else c if unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    """`text` without control characters: a module's name must not move the cursor or colour the terminal.
+
+    Line breaks and tabs become spaces, the rest becomes U+FFFD.
+    """
+    return "".join(" " if c in "\n\r\t" else "\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(text))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:

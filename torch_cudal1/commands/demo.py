@@ -1,0 +1,145 @@
+"""`cudal1 demo`: accelerates a set of models on this machine and shows, with a table and a page, what came of it.
+
+Every number is measured here and now, with a cache that starts empty unless --cache-dir names one. Models that gain nothing, and
+shortcuts that are refused, stay in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import torch_cudal1 as cudal1
+from torch_cudal1.commands import device, doctor, measure
+from torch_cudal1.commands.demo_modules import MODELS, Model
+from torch_cudal1.errors import Cudal1Error, SettingError
+from torch_cudal1.explanation import Explanation
+from torch_cudal1.settings import Settings
+from torch_cudal1.targets import moved
+from torch_cudal1.view import page, text
+from torch_cudal1.view.page import Story
+from torch_cudal1.view.terminal import ProgressCallback, Screen
+
+__all__ = ["run"]
+
+_SEED = 0
+_SEARCH_SHARE, _TIMING_SHARE = 0.45, 0.3  # of a model's time; the rest is compiling for the comparison with torch.compile
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every model of one demo shares."""
+
+    settings: Settings
+    device: str
+    deadline: float  # time.monotonic
+    progress: ProgressCallback
+
+
+def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Run the demo and write the page. Exit code 1 if a model failed."""
+    models = _chosen(args.only)
+    where = device.choose(args.device)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        cache_dir = args.cache_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-")))
+        progress = stack.enter_context(screen.progress())
+        job = _Job(settings.but(on_miss="tune", cache_dir=cache_dir), where, started + args.total_s, progress)
+        stories = [_story(model, i, len(models), job) for i, model in enumerate(models)]
+    environment = doctor.as_environment(settings)
+    intro = (
+        f"{len(models)} models, accelerated on this machine and compared with eager PyTorch and torch.compile, on {where}. "
+        "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too."
+    )
+    content = page.render("cudal1 demo: what it does on this machine", stories, environment, intro=intro)
+    args.out.write_text(content, encoding="utf-8")
+    screen.table(
+        ("model", "regions", "what won", "vs eager", "vs torch.compile", "worst error", "eager's error"), [_row(s) for s in stories]
+    )
+    for story in stories:
+        if story.problem:
+            screen.problem(f"{story.explanation.target}: {story.problem}")
+    screen.line(f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}")
+    screen.json({"models": stories, "environment": environment, "page": args.out, "seconds": time.monotonic() - started})
+    return 1 if any(s.problem for s in stories) else 0
+
+
+def _chosen(only: list[str]) -> tuple[Model, ...]:
+    known = {model.name.lower(): model for model in MODELS}
+    for name in only:
+        if name.lower() not in known:
+            raise SettingError("--only", name, "one of " + ", ".join(model.name for model in MODELS))
+    return tuple(known[name.lower()] for name in only) or MODELS
+
+
+def _story(model: Model, index: int, count: int, job: _Job) -> Story:
+    left_s = job.deadline - time.monotonic()
+    empty = Explanation(target=model.name, device=job.device)
+    if left_s <= 0:
+        return Story(
+            explanation=empty, description=model.description, problem="skipped: the time for the demo was used up (--budget-s)"
+        )
+
+    def progress(what: str, fraction: float | None) -> None:
+        job.progress(f"{model.name}: {what}", (index + (fraction or 0.0)) / count)
+
+    progress("building", 0.0)
+    try:
+        return _measured(model, left_s / (count - index), job, progress)
+    except (Cudal1Error, RuntimeError) as error:
+        return Story(explanation=empty, description=model.description, problem=f"{type(error).__name__}: {error}")
+
+
+def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallback) -> Story:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        module, inputs = moved(*model.build(), job.device)
+    reference = measure.exact(module, inputs)
+    ours = cudal1.accelerate(
+        copy.deepcopy(module),
+        inputs,
+        settings=job.settings.but(budget_s=max(1.0, share_s * _SEARCH_SHARE)),
+        progress=lambda what, fraction: progress(what, None if fraction is None else fraction * 0.6),
+    )
+    with torch.no_grad():
+        errors = [measure.scaled_error(run(*inputs), reference) for run in (ours, module)]
+    explanation = replace(cudal1.explain(ours), target=model.name)
+    progress("timing it against eager and torch.compile", 0.7)
+    undone = explanation.end_to_end.undone if explanation.end_to_end else ""
+    timed = measure.end_to_end(module, ours, inputs, budget_s=share_s * _TIMING_SHARE, undone=undone)
+    return Story(
+        explanation=replace(explanation, end_to_end=timed),
+        description=model.description,
+        worst_error=errors[0],
+        eager_error=errors[1],
+    )
+
+
+def _row(story: Story) -> list[str]:
+    timed = story.explanation.end_to_end
+    return [
+        story.explanation.target,
+        str(len(story.explanation.regions)),
+        "failed" if story.problem else page.winners(story.explanation),
+        text.speedup(timed.vs_eager if timed else None),
+        text.speedup(timed.vs_inductor if timed else None),
+        text.error(story.worst_error),
+        text.error(story.eager_error),
+    ]
+
+
+def _closing(stories: list[Story]) -> str:
+    """The geometric mean, and how many got slower: the two numbers that a mean of ratios would hide."""
+    found = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
+    if not found:
+        return "Nothing was measured."
+    mean = torch.tensor([i.value for i in found], dtype=torch.float64).log().mean().exp().item()
+    slower = sum(i.high < 1 for i in found)
+    return f"Geometric mean {text.speedup(mean)} vs eager over {len(found)} models; {slower} slower than eager."

@@ -1,0 +1,167 @@
+"""`cudal1 list`, `show`, `verify`, `purge`: the entries of the cache, for people and scripts.
+
+It reads and deletes files through `source.cache` only; it runs nothing that an entry holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch_cudal1.errors import SettingError
+from torch_cudal1.records import Entry
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.cache import Broken, Found, LocalCache
+from torch_cudal1.view import text
+from torch_cudal1.view.terminal import Screen
+
+__all__ = ["list_entries", "purge", "show", "verify"]
+
+
+def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """One row an entry. Exit code 0, also for an empty cache."""
+    found = list(_cache(settings).entries())
+    whole = [f for f in found if isinstance(f, Found)]
+    rows = [
+        [
+            f.entry.region_key[:12],
+            f.entry.region_name or text.ABSENT,
+            f"{f.entry.target.sku} ({f.entry.target.arch})",
+            f.entry.choice.label,
+            text.speedup(f.entry.speedup),
+            f.entry.contract.precision,
+            text.size(f.path.stat().st_size),
+            f.entry.created[:10],
+        ]
+        for f in whole
+    ]
+    if rows:
+        screen.table(("key", "region", "judged on", "runs", "at least", "precision", "size", "made"), rows)
+    screen.line(f"{len(rows)} entries in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
+    screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f) for f in whole], "broken": _broken_json(found)})
+    return 0
+
+
+def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """One entry with evidence and everything that was tried. Raises SettingError when `key` fits none or several regions."""
+    found = _matching(settings, args.key)
+    keys = sorted({f.entry.region_key for f in found})
+    if len(keys) != 1:
+        fits = f"it fits {len(keys)}: {', '.join(key[:16] for key in keys[:6])}" if keys else "it fits none"
+        raise SettingError("KEY", args.key, f"the start of exactly one key of `cudal1 list` ({fits})")
+    for each in found:
+        _show_one(each, screen)
+    screen.json([_whole(f) for f in found])
+    return 0
+
+
+def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Read every entry: schema, digests, the Program's rules. Exit code 1 if any is broken."""
+    cache = _cache(settings)
+    with screen.progress() as progress:
+        progress("reading entries", None)
+        broken = cache.verify()
+        whole = sum(isinstance(f, Found) for f in cache.entries())
+    if broken:
+        screen.table(("broken file", "why"), [[str(b.path), b.reason] for b in broken])
+    screen.line(
+        f"{whole} entries are whole, {len(broken)} files are broken" + (": `cudal1 purge --broken --yes`" if broken else "")
+    )
+    screen.json({"whole": whole, "broken": [{"path": b.path, "reason": b.reason} for b in broken]})
+    return 1 if broken else 0
+
+
+def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Delete the entries named, the broken ones, or all. Without --yes it says what would go. Exit code 1 if a file stayed."""
+    cache = LocalCache(settings.cache_dir)
+    starts = tuple(args.key)
+    everything = not starts and not args.broken
+
+    def named(entry: Entry) -> bool:
+        return entry.region_key.startswith(starts) if starts else False
+
+    if not args.yes:
+        found = list(cache.entries())
+        doomed = [f for f in found if everything or isinstance(f, Broken) or named(f.entry)]
+        screen.line("\n".join(str(f.path) for f in doomed))
+        screen.line(f"{len(doomed)} files would be deleted (broken ones always are); add --yes to do it")
+        screen.json({"would_delete": [f.path for f in doomed], "deleted": []})
+        return 0
+    done = cache.purge(None if everything else named)
+    for failed in done.failed:
+        screen.problem(f"{failed.path} stays: {failed.reason}")
+    screen.line(
+        f"{len(done.entries)} entries, {len(done.aliases)} aliases, {len(done.leftovers)} leftovers deleted from {cache.root}"
+    )
+    screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers]})
+    return 1 if done.failed else 0
+
+
+def _show_one(found: Found, screen: Screen) -> None:
+    entry = found.entry
+    facts = (
+        ("region", f"{entry.region_name or 'unnamed'} {entry.region_key}"),
+        ("runs", f"{entry.choice.label} (from {entry.choice.origin})"),
+        ("speed-up", f"at least {text.speedup(entry.speedup)} over the best baseline"),
+        ("judged on", ", ".join(f"{name} {value}" for name, value in vars(entry.target).items() if value)),
+        ("contract", ", ".join(f"{name} {value}" for name, value in vars(entry.contract).items())),
+        ("made", f"{entry.created} by torch-cudal1 {entry.package}"),
+        ("file", f"{found.path} ({text.size(found.path.stat().st_size)})"),
+    )
+    screen.table(("entry", ""), [list(fact) for fact in facts])
+    screen.line("")
+    checks = entry.evidence.get("checks") or ()
+    if checks:
+        screen.table(("check", "passed", "value", "limit", "detail"), [_check(c) for c in checks])
+        screen.line("")
+    if entry.tried:
+        columns = ("tried", "decision", "found by", "why")
+        screen.table(
+            columns,
+            [[str(one.get(name) or text.ABSENT) for name in ("label", "decision", "detector", "reason")] for one in entry.tried],
+        )
+        screen.line("")
+
+
+def _check(check: Any) -> list[str]:
+    numbers = [text.ABSENT if check.get(name) is None else f"{check[name]:.3g}" for name in ("value", "limit")]
+    return [str(check.get("name", "")), "yes" if check.get("passed") else "NO", *numbers, str(check.get("detail") or "")]
+
+
+def _cache(settings: Settings) -> LocalCache:
+    return LocalCache(settings.cache_dir, settings.read_only_caches)
+
+
+def _matching(settings: Settings, start: str) -> list[Found]:
+    return [f for f in _cache(settings).entries() if isinstance(f, Found) and f.entry.region_key.startswith(start)]
+
+
+def _broken_note(count: int) -> str:
+    return f"; {count} files cannot be read (see `cudal1 verify`)" if count else ""
+
+
+def _broken_json(found: list[Found | Broken]) -> list[dict[str, Any]]:
+    return [{"path": f.path, "reason": f.reason} for f in found if isinstance(f, Broken)]
+
+
+def _brief(found: Found) -> dict[str, Any]:
+    entry = found.entry
+    return {
+        "key": entry.region_key,
+        "region": entry.region_name,
+        "target": entry.target,
+        "contract": entry.contract,
+        "runs": entry.choice.label,
+        "origin": entry.choice.origin,
+        "techniques": entry.choice.techniques,
+        "speedup_at_least": entry.speedup,
+        "created": entry.created,
+        "path": found.path,
+        "size_bytes": found.path.stat().st_size,
+    }
+
+
+def _whole(found: Found) -> dict[str, Any]:
+    entry = found.entry
+    more = {"evidence": entry.evidence, "tried": entry.tried, "program": entry.choice.program.to_json()}
+    return _brief(found) | more

@@ -1,0 +1,134 @@
+"""`cudal1 warmup`, `plan` and `explain`: one TARGET after another, a problem with one does not stop the next.
+
+Only the public functions of the package are used; what they answer is shown as text, JSON or an HTML page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+import torch_cudal1 as cudal1
+from torch_cudal1 import targets
+from torch_cudal1.commands import device, doctor
+from torch_cudal1.errors import TargetError
+from torch_cudal1.explanation import Explanation, Plan, plain
+from torch_cudal1.settings import Settings
+from torch_cudal1.view import page, report, text
+from torch_cudal1.view.terminal import ProgressCallback, Screen
+
+__all__ = ["explain", "plan", "warmup"]
+
+_FOUND_WRONG, _USAGE = 1, 2
+
+
+def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be found."""
+    chosen = device.choose(args.device)
+    names = [name for target in args.target for name in targets.expand(target)]
+    with screen.progress() as progress:
+        results = cudal1.warmup(names, settings, progress, device=chosen)
+    rows = [
+        [
+            r.target,
+            "failed" if r.error else page.winners(r.explanation) if r.explanation else text.ABSENT,
+            str(r.built),
+            str(r.reused),
+            text.duration(r.seconds),
+        ]
+        for r in results
+    ]
+    screen.table(("target", "what runs", "built", "reused", "took"), rows)
+    for r in results:
+        if r.error:
+            screen.problem(f"{r.target}: {r.error}")
+    screen.json({"results": results})
+    stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
+    _write_page(args, screen, "cudal1 warmup", stories, settings)
+    return _FOUND_WRONG if any(r.error for r in results) else 0
+
+
+def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Expected gain of every target. Exit code 2 if one cannot be loaded."""
+    chosen = device.choose(args.device)
+    made: list[Plan] = []
+    failed: list[TargetError] = []
+    with screen.progress() as progress:
+        for loaded in _each(args.target, chosen, progress, failed):
+            made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
+    for one in made:
+        report.show_plan(screen, one)
+    screen.json({"plans": made, "failed": [str(error) for error in failed]})
+    return _told(screen, failed)
+
+
+def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """What runs in every target and why. Exit code 1 under --fail-on-miss if a region had no stored decision."""
+    chosen = device.choose(args.device)
+    made: list[Explanation] = []
+    failed: list[TargetError] = []
+    missed_before = _misses()
+    with screen.progress() as progress:
+        for loaded in _each(args.target, chosen, progress, failed):
+            made.append(_explained(loaded, settings, progress))
+    missed = _misses() - missed_before
+    for one in made:
+        report.show_explanation(screen, one)
+    screen.json({"explanations": made, "misses": missed, "failed": [str(error) for error in failed]})
+    _write_page(args, screen, "cudal1 explain", [page.Story(explanation=one) for one in made], settings)
+    code = _told(screen, failed)
+    if not code and args.fail_on_miss and missed:
+        screen.problem(f"{missed} regions had no stored decision; run `cudal1 warmup TARGET` on this machine")
+        return _FOUND_WRONG
+    return code
+
+
+def _explained(loaded: targets.Loaded, settings: Settings, progress: ProgressCallback) -> Explanation:
+    targets.try_call(loaded)
+    module = cudal1.accelerate(loaded.module, loaded.inputs, settings=settings, progress=progress)
+    with torch.no_grad():
+        module(*loaded.inputs)
+    found: Explanation = cudal1.explain(module)
+    return replace(found, target=loaded.name)
+
+
+def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]) -> Iterator[targets.Loaded]:
+    """Load one target at a time, so that a folder of large models needs the memory of one."""
+    for name in names:
+        try:
+            singles = targets.expand(name)
+        except TargetError as error:
+            failed.append(error)
+            continue
+        for i, single in enumerate(singles):
+            progress(single, i / len(singles) if len(singles) > 1 else None)
+            try:
+                (loaded,) = targets.load(single, device=chosen)
+            except TargetError as error:
+                failed.append(error)
+                continue
+            try:
+                yield loaded
+            finally:
+                del loaded
+
+
+def _told(screen: Screen, failed: list[TargetError]) -> int:
+    for error in failed:
+        screen.problem(str(error))
+    return _USAGE if failed else 0
+
+
+def _misses() -> int:
+    return cudal1.report().counters.get("resolve.miss", 0)
+
+
+def _write_page(args: argparse.Namespace, screen: Screen, title: str, stories: list[page.Story], settings: Settings) -> None:
+    if args.html is None:
+        return
+    content = page.render(title, stories, {name: str(plain(value)) for name, value in doctor.as_environment(settings).items()})
+    args.html.write_text(content, encoding="utf-8")
+    screen.line(f"page: {args.html}")
