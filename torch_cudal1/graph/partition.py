@@ -23,7 +23,7 @@ from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Va
 from torch_cudal1.program.operator import value_specs
 from torch_cudal1.records import Kind, Region, Role
 
-__all__ = ["Island", "Partition", "partition", "splice"]
+__all__ = ["Island", "Partition", "partition", "splice", "with_inputs"]
 
 _ROW_OPS = frozenset(
     f"aten.{name}"
@@ -103,6 +103,16 @@ def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
         upcoming += len(outs)
     outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
     return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
+
+
+def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec, ...]) -> Program:
+    """`program` taking `inputs` instead of its own: its input i is `inputs[order[i]]`; the others are not used."""
+    moved = dict(enumerate(order))
+    shift = len(inputs) - len(program.inputs)
+    moved.update({index: index + shift for index in range(len(program.inputs), program.value_count)})
+    steps = tuple(_renumbered(step, moved, tuple(moved[out] for out in step_outs(step))) for step in program.steps)
+    outputs = tuple(None if index is None else moved[index] for index in program.outputs)
+    return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
 def _grow(steps: Sequence[Step], first: int) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ Inductor gets the whole Program as one graph, with each nested Program as one op
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,9 +24,20 @@ from torch_cudal1.program.operator import register, run_operator
 
 __all__ = ["build", "to_fx"]
 
+_AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}  # as mode="max-autotune-no-cudagraphs" of torch.compile
 
-def build(program: Program, schedule: str, device: torch.device, *, static: Iterable[int] = ()) -> Runner:
-    """A callable from the Program's inputs to its outputs. `static`: positions of parameters and buffers (for CUDA graphs).
+
+def build(
+    program: Program,
+    schedule: str,
+    device: torch.device,
+    *,
+    static: Iterable[int] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Runner:
+    """A callable from the Program's inputs to its outputs.
+
+    `static`: positions of parameters and buffers (for CUDA graphs). `options`: the user's own Inductor options.
 
     Raises ProgramError for a Program that breaks a rule, NotLowerableError for a schedule that cannot serve it, and whatever
     Inductor raises when it cannot compile.
@@ -37,7 +48,10 @@ def build(program: Program, schedule: str, device: torch.device, *, static: Iter
         raise NotLowerableError(f"schedule {schedule!r} needs a CUDA device, this is {device.type}")
     if graph and is_random_program(program):
         raise NotLowerableError("a CUDA graph of random numbers would repeat them")
-    runner = prepare(program, device) if base == "eager" else _inductor(program, device, autotune=base == "max-autotune")
+    if base == "eager":
+        runner = prepare(program, device)
+    else:
+        runner = _inductor(program, device, _AUTOTUNE | dict(options or {}) if base == "max-autotune" else dict(options or {}))
     return GraphedRunner(runner, frozenset(static), device) if graph else runner
 
 
@@ -84,11 +98,9 @@ def _wrapped(program: Program) -> Program:
     return Program(inputs=program.inputs, steps=(Call(program, tuple(range(first)), outs),), outputs=outs)
 
 
-def _inductor(program: Program, device: torch.device, *, autotune: bool) -> Runner:
-    import torch._inductor
-    from torch._inductor.compile_fx import compile_fx
+def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
+    from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
 
-    options: dict[str, Any] = torch._inductor.list_mode_options("max-autotune-no-cudagraphs") if autotune else {}
     module = to_fx(program).to(device)
     # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
     with tracing(None), torch.no_grad():

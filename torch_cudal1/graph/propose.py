@@ -1,0 +1,40 @@
+"""Turns a region into other Programs that compute the same: its rewritten form, and its islands replaced by kernels.
+
+Every proposal is only that: the judge decides. Shapes, dtypes and strides of the outputs are kept by construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.lower import lower, raise_to_fx
+from torch_cudal1.graph.partition import with_inputs
+from torch_cudal1.graph.rewrite import RULES, rewrite
+from torch_cudal1.program.check import is_random_program
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Region
+
+__all__ = ["Variant", "rewritten"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A Program with the same inputs and outputs as a region, and the techniques that made it, in order."""
+
+    program: Program
+    techniques: tuple[str, ...]
+
+
+def rewritten(region: Region, *, assume_finite: bool) -> Variant | None:
+    """The region after all rules, or None when no rule applies (or it draws random numbers, whose order rules do not keep)."""
+    if is_random_program(region.program):
+        return None
+    result = rewrite(raise_to_fx(region.program), RULES, assume_finite=assume_finite)
+    if not result.techniques:
+        return None
+    try:
+        lowered = lower(result.gm)
+    except NotLowerableError:
+        return None  # a rule produced something without a data form; the region keeps its own Program
+    return Variant(with_inputs(lowered.region.program, lowered.order, region.program.inputs), result.techniques)

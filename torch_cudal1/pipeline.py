@@ -1,0 +1,242 @@
+"""The whole flow on one page: resolve a region, or tune it: propose, judge, decide, remember.
+
+        region ──> cache ──hit──> choice
+                     └─miss──> baselines raced ──> variants built and judged ──> best accepted, else best baseline ──> cache
+
+`choose` is what the backend and the wrapper call; `tune` is the search. Neither puts anything into a model (that is swap's work),
+and everything that runs a candidate happens in the judge's own processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1 import judge, kernels, observe
+from torch_cudal1.errors import CacheMissError
+from torch_cudal1.graph.partition import Island, partition, splice
+from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.machine import contract_for, target_for
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Accepted, Candidate, Contract, Entry, Region, Rejected, Schedule, Target
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.builtin import compose
+from torch_cudal1.source.cache import LocalCache, NotStored
+from torch_cudal1.source.resolve import Hit, resolve
+from torch_cudal1.version import __version__
+
+__all__ = ["Choice", "Place", "Progress", "choose", "place_for", "tune"]
+
+Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
+
+_PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
+_REFERENCE_SCHEDULE: Schedule = "eager"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and under which rules decisions are made: device, target, contract, settings and the cache."""
+
+    device: torch.device
+    target: Target
+    contract: Contract
+    settings: Settings
+    cache: LocalCache
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs for a region, and why. `entry` is None when nothing is known and the baseline runs (`on_miss="baseline"`)."""
+
+    region: Region
+    candidate: Candidate
+    entry: Entry | None
+    reason: str
+
+    @property
+    def swapped(self) -> bool:
+        """True when something other than a baseline runs."""
+        return self.candidate.origin != "baseline"
+
+
+def place_for(device: torch.device, settings: Settings) -> Place:
+    """Probe the machine once and put the rules together."""
+    cache = LocalCache(settings.cache_dir, settings.read_only_caches)
+    return Place(device, target_for(device), contract_for(settings), settings, cache)
+
+
+def choose(
+    region: Region,
+    place: Place,
+    *,
+    examples: Sequence[torch.Tensor] | None = None,
+    progress: Progress | None = None,
+) -> Choice:
+    """The cached decision for `region`, or what `settings.on_miss` says. Raises CacheMissError only under on_miss="error"."""
+    found = resolve(region, (place.cache,), place.target, place.contract).hit
+    if found is not None and (choice := _usable(region, found)) is not None:
+        return choice
+    on_miss = place.settings.on_miss
+    if on_miss == "tune":
+        return _tuned(region, place, examples, progress)
+    reason = f"{found.stale}; not re-validated yet" if found and found.stale else "no cached decision"
+    observe.record("resolve", "miss", region.key, name=region.name, reason=reason)
+    if on_miss == "error":
+        raise CacheMissError(region.key, region.name or "unnamed region")
+    return Choice(region, Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None, reason)
+
+
+def tune(
+    region: Region,
+    place: Place,
+    *,
+    examples: Sequence[torch.Tensor] | None = None,
+    known: Sequence[Candidate] = (),
+    progress: Progress | None = None,
+) -> Entry:
+    """Race the baselines, then judge candidates (`known` ones first) until they or the budget run out. The entry is not yet stored.
+
+    A candidate that fails costs itself only; the reasons are in `tried`.
+    """
+    say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
+    job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
+    say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
+    ranking = judge.rank_baselines(region, _schedules(place), job)
+    best, tried = _Best(ranking.best, None), []
+    for candidate in (*known, *_candidates(region, place, ranking, job, deadline)):
+        if isinstance(candidate, Rejected):
+            tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
+            continue
+        if time.monotonic() > deadline:
+            tried.append({"label": candidate.label, "decision": "rejected", "reason": "not judged: the budget was spent"})
+            continue
+        say(f"judging {candidate.label}", min(1.0, 1 - (deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)))
+        judgement = judge.judge(region, candidate, ranking, job)
+        tried.append(judge.tried(judgement))
+        best = best.or_better(judgement)
+    say("decided", 1.0)
+    evidence = judge.evidence(best.judgement, ranking)
+    return Entry(
+        region_key=region.key,
+        region_name=region.name,
+        target=place.target,
+        contract=place.contract,
+        choice=best.candidate,
+        evidence={**evidence, "kind": region.kind, "granularity": region.granularity},
+        tried=tuple(tried),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        package=__version__,
+    )
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best choice so far: a baseline until a candidate is accepted, then the one with the highest lower bound."""
+
+    candidate: Candidate
+    judgement: Any
+
+    def or_better(self, judgement: Any) -> _Best:
+        decision = judgement.decision
+        if not isinstance(decision, Accepted):
+            return self
+        if self.judgement is not None and decision.timing.low <= self.judgement.decision.timing.low:
+            return self
+        return _Best(judgement.candidate, judgement)
+
+
+def _usable(region: Region, hit: Hit) -> Choice | None:
+    """A hit as a choice: fresh ones as they are, stale ones only if they name a baseline (which cannot be wrong)."""
+    entry = hit.entry
+    if hit.stale and entry.choice.origin != "baseline":
+        return None
+    observe.count("entries_reused")
+    observe.record("resolve", "hit", region.key, where=hit.where, runs=entry.choice.label)
+    return Choice(region, entry.choice, entry, f"cached decision of {entry.created}")
+
+
+def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None, progress: Progress | None) -> Choice:
+    """Search under the key's lock, so that two processes never search the same key: the second one finds the first one's entry."""
+    with place.cache.lock(region.key, place.target, place.contract):
+        again = resolve(region, (place.cache,), place.target, place.contract).hit
+        if again is not None and (choice := _usable(region, again)) is not None:
+            return choice
+        known = [again.entry.choice] if again is not None else []
+        entry = tune(region, place, examples=examples, known=known, progress=progress)
+        stored = place.cache.put(entry)
+    if isinstance(stored, NotStored):
+        observe.record("resolve", "not_stored", region.key, reason=stored.reason)
+    return Choice(region, entry.choice, entry, "tuned now")
+
+
+def _schedules(place: Place) -> list[Schedule]:
+    """The baselines of the race."""
+    bases: list[Schedule] = ["eager", "inductor"]
+    if place.settings.autotune:
+        bases.append("max-autotune")
+    graphs: dict[Schedule, Schedule] = {
+        "eager": "eager+graph",
+        "inductor": "inductor+graph",
+        "max-autotune": "max-autotune+graph",
+    }
+    return bases + [graphs[base] for base in bases] if place.device.type == "cuda" else bases
+
+
+def _candidates(region: Region, place: Place, ranking: Any, job: Any, deadline: float) -> Iterator[Candidate | Rejected]:
+    """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands. An island has neither."""
+    if region.granularity == "island":
+        return
+    variant = rewritten(region, assume_finite=place.contract.assume_finite)
+    if variant is not None:
+        yield from compose([(variant.program, variant.techniques)], ranking.order)
+    if place.device.type != "cuda":
+        return
+    base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
+    replaced, refused = _island_kernels(base, place, job, deadline)
+    yield from refused
+    if replaced:
+        names = tuple(sorted({name for _, names in replaced.values() for name in names}))
+        program = splice(base.program, {island: callee for island, (callee, _) in replaced.items()})
+        yield from compose([(program, (variant.techniques if variant else ()) + names)], ranking.order)
+
+
+def _island_kernels(
+    whole: Region, place: Place, job: Any, deadline: float
+) -> tuple[Mapping[Island, tuple[Program, tuple[str, ...]]], list[Rejected]]:
+    """The winner of each island that a template serves; equal islands are tuned once, and their decisions are cached like any."""
+    found: dict[Island, tuple[Program, tuple[str, ...]]] = {}
+    refused: list[Rejected] = []
+    for island in partition(whole).islands:
+        proposals = kernels.propose(island.region.program, int(place.target.arch.removeprefix("sm_")))
+        if not proposals or time.monotonic() > deadline:
+            continue
+        entry = _island_entry(island.region, place, job, proposals[:_PROPOSALS_PER_ISLAND], deadline)
+        if entry.choice.origin != "baseline":
+            found[island] = (entry.choice.program, entry.choice.techniques)
+        else:
+            refused += [Rejected(str(t["reason"]), str(t["label"])) for t in entry.tried]
+    return found, refused
+
+
+def _island_entry(region: Region, place: Place, job: Any, proposals: Sequence[Any], deadline: float) -> Entry:
+    with place.cache.lock(region.key, place.target, place.contract):
+        hit = resolve(region, (place.cache,), place.target, place.contract).hit
+        if hit is not None and hit.stale is None:
+            observe.count("entries_reused")
+            return hit.entry
+        built = judge.build(region, proposals, job, place.target)
+        inner = replace(place, settings=place.settings.but(budget_s=max(1.0, deadline - time.monotonic())))
+        # Inside a model an island's launches sit in the model's CUDA graph or behind other work, so device time is what counts.
+        known = [replace(item, schedule="eager+graph") for item in built if isinstance(item, Candidate)]
+        entry = tune(region, inner, known=known)
+        place.cache.put(entry)
+    return entry
+
+
+def _quiet(what: str, fraction: float | None) -> None:
+    """Progress that nobody watches."""

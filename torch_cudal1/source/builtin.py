@@ -1,0 +1,25 @@
+"""The built-in source: puts program variants and schedules together into candidates, the most promising first.
+
+It proposes; the judge decides. Schedules are tried in the order in which they won among the baselines of the same region, because
+a rewrite rarely changes which of them suits a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Candidate, Schedule
+
+__all__ = ["compose"]
+
+_SCHEDULES_PER_VARIANT = 2  # the third best baseline schedule has not won a variant in our measurements
+
+
+def compose(
+    variants: Sequence[tuple[Program, tuple[str, ...]]], schedules: Sequence[Schedule], *, origin: str = "builtin"
+) -> Iterator[Candidate]:
+    """Candidates for each (program, techniques) under the best schedules, all variants under the best schedule first."""
+    for schedule in schedules[:_SCHEDULES_PER_VARIANT]:
+        for program, techniques in variants:
+            yield Candidate(program, schedule, origin, techniques)
