@@ -13,7 +13,9 @@ import torch
 import torch.fx as fx
 from torch._functorch.aot_autograd import aot_function
 
-__all__ = ["capture", "capture_module", "close_to_float64", "ops", "run", "same"]
+from torch_cudal1.graph.rewrite import Rewritten, Rule, rewrite
+
+__all__ = ["capture", "capture_module", "check_exact", "close_to_float64", "ops", "run", "same"]
 
 
 def capture(fn: Callable[..., Any], *inputs: Any, grad: bool = False) -> fx.GraphModule:
@@ -91,3 +93,11 @@ def close_to_float64(gm: fx.GraphModule, fn: Callable[..., Any], *inputs: Any, s
 
 def _flat(out: Any) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def check_exact(rules: Sequence[Rule], fn: Callable[..., Any], *inputs: Any, finite: bool = False) -> Rewritten:
+    """Rewrite the captured `fn` with `rules` and see that the outputs stay bit for bit what the captured graph gives."""
+    gm = capture(fn, *inputs)
+    out = rewrite(gm, rules, assume_finite=finite)
+    same(run(out.gm, *inputs), run(gm, *inputs))
+    return out

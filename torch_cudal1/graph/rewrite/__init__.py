@@ -6,9 +6,10 @@ without the noise of capture.
 
 from __future__ import annotations
 
+from torch_cudal1.graph.rewrite import identity_rules
 from torch_cudal1.graph.rewrite.apply import Rewritten, rewrite
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["RULES", "Rewritten", "Rule", "rewrite"]
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = identity_rules.RULES
