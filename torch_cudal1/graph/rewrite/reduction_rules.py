@@ -1,0 +1,265 @@
+"""Rules that reduce before they multiply: sums, means and diagonals of matrix products, and reductions over a single element.
+
+Every rule here keeps NaN and infinity where eager puts them (`reductions` tells how), so none is `finite_only`. Convolutions are in
+`conv_reduction_rules`; the tuple below names both.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.fx as fx
+
+from torch_cudal1.graph.rewrite.conv_reduction_rules import CONV_REDUCTION_RULES
+from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, replace, shape, uses_once
+from torch_cudal1.graph.rewrite.reductions import (
+    FLOATS,
+    REDUCTIONS,
+    Kind,
+    choose,
+    finish,
+    parse,
+    rebuild,
+    reduced,
+    split_signs,
+    trace,
+    work,
+)
+from torch_cudal1.graph.rewrite.rule import Rule
+
+__all__ = ["REDUCTION_RULES"]
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_GAIN = 1.3  # estimated cost before over after; below it the extra launches are not worth a try
+
+
+@dataclass(frozen=True)
+class _Product:
+    """left (..., M, K) times right (..., K, N), plus a bias (N) or None, seen as a tensor of shape `seen` (..., N)."""
+
+    left: fx.Node
+    right: fx.Node
+    bias: fx.Node | None
+    seen: tuple[int, ...]
+
+    @property
+    def batched(self) -> bool:
+        return len(shape(self.left)) == 3
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, M, K, N."""
+        batch = shape(self.left)[0] if self.batched else 1
+        return batch, shape(self.left)[-2], shape(self.left)[-1], shape(self.right)[-1]
+
+
+def _product(node: fx.Node) -> _Product | None:
+    """`node` as a product (or a view of one that keeps N last, and of a bmm M before it) whose parts have one floating dtype."""
+    inner = node
+    if is_op(node, *_VIEWS):
+        held = node.args[0]
+        if not isinstance(held, fx.Node) or not uses_once(held):
+            return None
+        inner = held
+    bias = None
+    if is_op(inner, aten.addmm.default):
+        bound = arguments(inner)
+        bias, left, right = bound["self"], bound["mat1"], bound["mat2"]
+        if bound["alpha"] != 1 or bound["beta"] != 1 or len(shape(bias)) != 1:
+            return None
+    elif is_op(inner, aten.mm.default, aten.bmm.default):
+        left, right = inner.args
+    else:
+        return None
+    parts = (left, right, inner) if bias is None else (left, right, inner, bias)
+    seen, tail = shape(node), 2 if is_op(inner, aten.bmm.default) else 1
+    if len({dtype(part) for part in parts}) != 1 or dtype(inner) not in FLOATS or len(seen) < tail:
+        return None
+    if 0 in (*shape(left), *shape(right)) or seen[-tail:] != shape(inner)[-tail:]:
+        return None
+    return _Product(left, right, bias, seen)
+
+
+def _sums_rows(product: _Product, dims: Sequence[int]) -> bool:
+    """Whether `dims` hold rows of the left factor (for a batched product: all of them), not only batch dims."""
+    rank = len(product.seen)
+    return rank - 2 in dims if product.batched else any(dim < rank - 1 for dim in dims)
+
+
+def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
+    product = _product(node)
+    if product is None or not dims:
+        return False
+    b, m, k, n = product.sizes
+    before = work(2.0 * b * m * k * n, b * (m * k + k * n + 2 * m * n))
+    if len(product.seen) - 1 in dims:
+        return before >= _GAIN * work(4.0 * b * m * k, b * (2 * k * n + m * k + 6 * m))
+    if not _sums_rows(product, dims):
+        return False
+    left = 1 if product.batched else m
+    for dim in () if product.batched else dims:
+        left //= product.seen[dim]
+    return before >= _GAIN * work(4.0 * b * left * k * n, b * (3 * m * k + k * n + 4 * left * n))
+
+
+def _push_linear(gm: fx.GraphModule) -> int:
+    """sum or mean of x @ w + b, before: GEMM (2MKN flops), write and read MN; after: reduce w or x first, then a thin product.
+
+    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read twice (sum; least and greatest for the signs).
+    Over rows:    (x @ w + b).sum(0)  -> x.sum(0) @ w + M * b: 4KN flops, x read up to three times.
+    Over both: columns first, then the vector that is left. The same for `mm`, `addmm`, `bmm`, through the views of a batched linear
+    layer, and with scaling by numbers and additions of anything in between.
+
+    Valid when nothing else uses the product; mask-exact through the twin of `reductions` (second row of the thin product). A
+    GEMM with few rows is left alone: it moves as many bytes as its weight's sum (`_pays`).
+    """
+    sites = 0
+    for node in calls(gm, *REDUCTIONS):
+        reduction = parse(node)
+        path = trace(reduction.source, reduction.dims, _pays) if reduction else None
+        product = _product(path.root) if path else None
+        if reduction is None or path is None or product is None:
+            continue
+        with gm.graph.inserting_before(node):
+            last = len(product.seen) - 1 in path.dims
+            value = (_over_columns if last else _over_rows)(gm.graph, product, path.dims, reduction.kind)
+            value = _with_bias(gm.graph, product, value, path.dims, reduction.kind)
+            new = finish(gm.graph, reduction, rebuild(gm.graph, path, value, reduction.kind))
+        replace(node, new)
+        sites += 1
+    return sites
+
+
+def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
+    """The product without bias, reduced over its last dim and any others; reduced dims kept as 1."""
+    total = reduced(graph, kind, product.right, [-1])
+    bounds = call(graph, aten.aminmax.default, product.right, dim=-1)
+    low, high = (call(graph, operator.getitem, bounds, i) for i in (0, 1))
+    pair = call(graph, aten.stack.default, [total, split_signs(graph, total, low, high)], -2)
+    multiply = aten.bmm.default if product.batched else aten.mm.default
+    both = call(graph, multiply, pair, call(graph, aten.transpose.int, product.left, -2, -1))
+    value = choose(graph, *(call(graph, aten.select.int, both, -2, i) for i in (0, 1)))
+    value = call(graph, aten.reshape.default, value, [*product.seen[:-1], 1])
+    return reduced(graph, kind, value, [dim for dim in dims if dim != len(product.seen) - 1], keepdim=True)
+
+
+def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
+    """The product without bias, reduced over rows (and batch dims, if any) but not columns; reduced dims kept as 1."""
+    _, _, k, n = product.sizes
+    rank = len(product.seen)
+    if product.batched:
+        rows, inside = product.left, [1]
+        later = [dim for dim in dims if dim < rank - 2]
+        kept = [*product.seen[:-2], 1, n]
+    else:
+        rows, inside = call(graph, aten.view.default, product.left, [*product.seen[:-1], k]), list(dims)
+        later, kept = [], [1 if dim in dims else size for dim, size in enumerate(product.seen)]
+    total = reduced(graph, kind, rows, inside)
+    low, high = call(graph, aten.amin.default, rows, inside), call(graph, aten.amax.default, rows, inside)
+    twin = split_signs(graph, total, low, high)
+    if product.batched:
+        both = call(graph, aten.bmm.default, call(graph, aten.stack.default, [total, twin], 1), product.right)
+        value = choose(graph, *(call(graph, aten.select.int, both, 1, i) for i in (0, 1)))
+    else:
+        pair = call(graph, aten.reshape.default, call(graph, aten.stack.default, [total, twin], 0), [-1, k])
+        both = call(graph, aten.view.default, call(graph, aten.mm.default, pair, product.right), [2, -1, n])
+        value = choose(graph, *(call(graph, aten.select.int, both, 0, i) for i in (0, 1)))
+    return reduced(graph, kind, call(graph, aten.reshape.default, value, kept), later, keepdim=True)
+
+
+def _with_bias(graph: fx.Graph, product: _Product, value: fx.Node, dims: Sequence[int], kind: Kind) -> fx.Node:
+    if product.bias is None:
+        return value
+    last, bias = len(product.seen) - 1, product.bias
+    times = 1
+    for dim in dims:
+        # A bias of one element for N columns counts N times in a sum, like a dim it does not have.
+        times *= 1 if dim == last and shape(bias)[0] == product.seen[last] else product.seen[dim]
+    if last in dims and shape(bias)[0] == product.seen[last]:
+        bias = reduced(graph, kind, bias, [0], keepdim=True)
+    if kind == "sum" and times > 1:
+        bias = call(graph, aten.mul.Tensor, bias, times)
+    return call(graph, aten.add.Tensor, value, bias)
+
+
+def _diagonal(gm: fx.GraphModule) -> int:
+    """diagonal(a @ b) -> (a * b.T).sum(-1), trace(a @ b) -> (a * b.T).sum(), the same for each matrix of a `bmm`.
+
+    Before: 2MKN flops for min(M, N) numbers; after: 2K flops a number. The very same products are added up, so NaN and infinity
+    stay where they were. Valid for the main diagonal of the two matrix dims when nothing else uses the product. Half types are
+    multiplied and added in float32, as a GEMM does.
+    """
+    sites = 0
+    for node in calls(gm, aten.diagonal.default, aten.diagonal_copy.default, aten.trace.default):
+        source = node.args[0]
+        if not is_op(source, aten.mm.default, aten.bmm.default) or not uses_once(source) or dtype(source) not in FLOATS:
+            continue
+        rank, bound = len(shape(source)), arguments(node)
+        if bound.get("offset", 0) != 0 or (bound.get("dim1", -2) % rank, bound.get("dim2", -1) % rank) != (rank - 2, rank - 1):
+            continue
+        with gm.graph.inserting_before(node):
+            products = _diagonal_products(gm.graph, source)
+            dims = [0, 1] if is_op(node, aten.trace.default) else [-1]
+            new = call(gm.graph, aten.sum.dim_IntList, products, dims)
+            if dtype(new) != dtype(node):
+                new = call(gm.graph, aten._to_copy.default, new, dtype=dtype(node))
+        replace(node, new)
+        sites += 1
+    return sites
+
+
+def _diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
+    """a_ik * b_ki for each i both matrices have, shape (..., I, K); float32 for half types."""
+    left, right = product.args
+    count = min(shape(product)[-2:])
+    factors = [left, call(graph, aten.transpose.int, right, -2, -1)]
+    for place, factor in enumerate(factors):
+        if shape(factor)[-2] != count:
+            factors[place] = call(graph, aten.slice.Tensor, factor, -2, 0, count)
+        if dtype(factor) in (torch.float16, torch.bfloat16):
+            factors[place] = call(graph, aten._to_copy.default, factors[place], dtype=torch.float32)
+    return call(graph, aten.mul.Tensor, *factors)
+
+
+_OF_ONE = (*REDUCTIONS, aten.logsumexp.default, aten.amax.default, aten.amin.default, aten.prod.dim_int)
+
+
+def _single_element(gm: fx.GraphModule) -> int:
+    """A sum, mean, logsumexp, max, min or product over dims of size 1 -> its input (squeezed, unless the dims are kept).
+
+    Before: a kernel that reads and writes the tensor; after: a view. Exact for every value: logsumexp of one x is log(1) + x, and
+    both NaN and the infinities map to themselves. Valid for floating types that the call does not change; of `max.dim` and
+    `min.dim` only the values are replaced, and only if nobody asks for the indices.
+    """
+    sites = 0
+    for node in calls(gm, *_OF_ONE, aten.max.dim, aten.min.dim):
+        result = node
+        if is_op(node, aten.max.dim, aten.min.dim):
+            if not uses_once(node) or next(iter(node.users)).args[1:] != (0,):
+                continue
+            result = next(iter(node.users))
+        source, bound = node.args[0], arguments(node)
+        if not is_tensor(source) or dtype(source) not in FLOATS or dtype(result) != dtype(source):
+            continue
+        rank = len(shape(source))
+        given = bound.get("dim")
+        dims = [given] if isinstance(given, int) else list(given or range(rank))
+        if any(shape(source)[dim] != 1 for dim in dims) or not rank:
+            continue
+        with gm.graph.inserting_before(result):
+            new = source if bound.get("keepdim") else call(gm.graph, aten.squeeze.dims, source, dims)
+        replace(result, new)
+        sites += 1
+    return sites
+
+
+REDUCTION_RULES: tuple[Rule, ...] = (
+    Rule("diagonal_of_product", _diagonal),
+    Rule("reduce_before_matmul", _push_linear),
+    *CONV_REDUCTION_RULES,
+    Rule("reduction_of_one", _single_element),
+)
