@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
 from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
 
-__all__ = ["contenders", "main", "run_model"]
+__all__ = ["among", "contenders", "main", "run_model"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EAGER, _COMPILE = "eager", "torch.compile"
@@ -235,8 +235,8 @@ def _shared(args: argparse.Namespace) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="benchmarks.bench_models", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", type=_among(MODELS), default=list(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
-    parser.add_argument("--phases", type=_among(("inference", "train")), default=["inference", "train"])
+    parser.add_argument("--models", type=among(MODELS), default=list(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
+    parser.add_argument("--phases", type=among(("inference", "train")), default=["inference", "train"])
     parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "models.json")
@@ -252,7 +252,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _among(known: Sequence[str]) -> Any:
+def among(known: Sequence[str]) -> Any:
+    """An argparse type: a comma-separated list of known names."""
+
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := [name for name in names if name not in known]:

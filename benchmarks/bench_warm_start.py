@@ -1,0 +1,226 @@
+"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a fresh process.
+
+Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a backend. Every contender has caches of
+its own, filled by its cold run. A warm process of this package must build and judge no candidate: its counters are read and a row
+where they are not zero fails. The answer itself is verified after the clock has stopped. The file system's cache is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks import report
+from benchmarks.bench_models import among, contenders
+from benchmarks.compare import compare
+from benchmarks.models import MODELS, build
+from benchmarks.runner import Case, references
+
+__all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+CONTENDERS = ("eager", "torch.compile", "cudal1.accelerate", "cudal1 backend")
+_NO_SEARCH = ("candidates_built", "candidates_judged")  # what a process on a warm cache must not do
+
+
+@dataclass(frozen=True)
+class Start:
+    """One line of the results: seconds from process start to the first answer, cold once and warm several times."""
+
+    model: str
+    contender: str
+    status: Literal["ok", "failed"]
+    reason: str = ""
+    verified: bool = False
+    error_ratio: float | None = None
+    cold_s: float | None = None
+    warm_s: float | None = None
+    warm_runs_s: Sequence[float] = ()
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    cold_counters: Mapping[str, int] = field(default_factory=dict)
+    warm_counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class _ChildFailed(RuntimeError):
+    """A measured process did not answer; the message says why."""
+
+
+def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -> str:
+    """What is wrong with the counters of this package's processes; empty if nothing.
+
+    A zero in the warm process proves nothing unless the cold one counted something under the same name.
+    """
+    if not any(cold.get(name, 0) for name in _NO_SEARCH):
+        return f"the cold process counted none of {', '.join(_NO_SEARCH)}, so the warm counters prove nothing"
+    for counters in warm:
+        for name in _NO_SEARCH:
+            if counters.get(name, 0):
+                return f"a warm process has {name} = {counters[name]}; expected 0"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure every contender on every model; 0 when all rows are "ok"."""
+    args = _parser().parse_args(argv)
+    if args.child:
+        return _child(args)
+    environment, rows = report.environment(), []
+    print(json.dumps(environment), flush=True)
+    deadline = time.monotonic() + args.total_limit_s
+    for model in args.models:
+        for contender in CONTENDERS:
+            rows.append(_measure(args, model, contender, deadline))
+            print(_line(rows[-1]), flush=True)
+            options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s")}
+            report.save(args.out, report.document("warm_start", options, [asdict(r) for r in rows], environment=environment))
+    print(
+        json.dumps({"out": args.out.name, "rows": [{k: v for k, v in asdict(row).items() if "counters" not in k} for row in rows]})
+    )
+    return 0 if all(row.status == "ok" for row in rows) else 1
+
+
+def _measure(args: argparse.Namespace, model: str, contender: str, deadline: float) -> Start:
+    scratch = Path(tempfile.mkdtemp(prefix="cudal1-start-"))
+    try:
+        runs = []
+        for index in range(1 + args.runs):
+            limit_s = min(args.time_limit_s, deadline - time.monotonic())
+            runs.append(_spawn(args, (model, contender), "warm" if index else "cold", scratch, limit_s))
+    except _ChildFailed as error:
+        return Start(model, contender, "failed", reason=str(error))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return _row(model, contender, runs)
+
+
+def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start:
+    cold, *warm = runs
+    reason = next((run["reason"] for run in runs if not run["verified"]), "")
+    if not reason and contender.startswith("cudal1"):
+        reason = judge_counters(cold["counters"], [run["counters"] for run in warm])
+    return Start(
+        model,
+        contender,
+        "failed" if reason else "ok",
+        reason=reason,
+        verified=all(run["verified"] for run in runs),
+        error_ratio=max((run["error_ratio"] for run in runs if run["error_ratio"] is not None), default=None),
+        cold_s=cold["first_answer_s"],
+        warm_s=statistics.median(run["first_answer_s"] for run in warm),
+        warm_runs_s=[run["first_answer_s"] for run in warm],
+        stages_s={name: statistics.median(run["stages_s"][name] for run in warm) for name in cold["stages_s"]},
+        cold_counters=cold["counters"],
+        warm_counters=warm[-1]["counters"],
+    )
+
+
+def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """One fresh process; its last line of output. Raises _ChildFailed."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
+    environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
+    command = [sys.executable, "-m", "benchmarks.bench_warm_start", "--models", what[0], "--child", what[1], "--state", state]
+    command += [
+        "--sizes",
+        args.sizes,
+        "--device",
+        args.device,
+        "--budget-s",
+        str(args.budget_s),
+        "--cache-dir",
+        str(scratch / "cudal1"),
+    ]
+    if limit_s < 1:
+        raise _ChildFailed(f"{state} process not started: the total limit was reached")
+    command += ["--spawned", repr(time.monotonic())]  # one clock for all processes of a Linux machine
+    process = subprocess.Popen(
+        command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise _ChildFailed(f"{state} process: time limit of {limit_s:.0f} s") from None
+    if process.returncode:
+        raise _ChildFailed(
+            f"{state} process ended with code {process.returncode}: {(errors.strip().splitlines() or [''])[-1][:300]}"
+        )
+    answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return answer
+
+
+def _child(args: argparse.Namespace) -> int:
+    """One contender's first answer, in this process."""
+    imported = time.monotonic()
+    case = Case(build(args.models[0], sizes=args.sizes, device=args.device), "inference")
+    # Warm: a miss is an error, so that a decision that was not found cannot pass for one that was.
+    on_miss = "tune" if args.state == "cold" else "error"
+    options = {"on_miss": on_miss, "budget_s": args.budget_s, "cache_dir": args.cache_dir}
+    contender = next(c for group in contenders("inference", options) for c in group if c.name == args.child)
+    with case.mode():
+        module, inputs = case.copy(), case.workload.inputs
+        built = time.monotonic()
+        call = contender.start(module, inputs)
+        case.outputs(call, module, inputs)
+        if case.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        answered = time.monotonic()
+        counters = _counters() if args.child.startswith("cudal1") else {}  # before anything else runs
+        (fresh, ref), *_ = references(case, draws=1)
+        verdict = compare(case.outputs(call, module, fresh), ref)
+    stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
+    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters}
+    print(json.dumps({**answer, "verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}))
+    return 0
+
+
+def _counters() -> dict[str, int]:
+    import cudal1
+
+    return dict(cudal1.report().counters)
+
+
+def _line(row: Start) -> str:
+    if row.cold_s is None or row.warm_s is None:
+        return f"{row.model:16} {row.contender:20} failed: {row.reason}"
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in row.stages_s.items())
+    note = "" if row.status == "ok" else f"  failed: {row.reason}"
+    return f"{row.model:16} {row.contender:20} cold {row.cold_s:7.2f} s  warm {row.warm_s:6.2f} s ({stages}){note}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="benchmarks.bench_warm_start", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", type=among(MODELS), default=["bert_base_b1"], help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "warm_start.json")
+    parser.add_argument("--runs", type=int, default=3, help="warm processes per contender; the median counts")
+    parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region, cold process only")
+    parser.add_argument("--time-limit-s", type=float, default=120.0, help="per process")
+    parser.add_argument("--total-limit-s", type=float, default=300.0, help="whole run; what does not fit is a failed row")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--state", help=argparse.SUPPRESS)
+    parser.add_argument("--spawned", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--cache-dir", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
