@@ -131,7 +131,7 @@ def _push_positions(gm: fx.GraphModule) -> int:
     """Sum or mean of a convolution over some or all spatial dims -> sums of the input under each kernel tap, then a product.
 
     conv(x, w).sum(H, W)[n, o] = sum over c, t of w[o, c, t] * S[n, c, t], where S[n, c, t] adds up the inputs that tap t meets:
-    every stride-th element of a window (padding read as zeros), one dim after the other. Over all spatial dims the rest is one `mm`;
+    every stride-th element of a window (padding read as zeros), one dim after another. Over all spatial dims the rest is one `mm`;
     dims that are not reduced stay a convolution of lower rank with C * (taps of the reduced dims) channels. For a transposed
     convolution tap t meets the inputs whose copy is not cropped away: without cropping all of them, so S is a plain sum.
 

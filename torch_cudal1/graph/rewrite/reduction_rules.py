@@ -1,4 +1,4 @@
-"""Rules that reduce before they multiply: sums, means and diagonals of matrix products, and reductions over a single element.
+"""Rules that reduce before they multiply: sums, means, traces and diagonals of matrix products.
 
 Every rule here keeps NaN and infinity where eager puts them (`reductions` tells how), so none is `finite_only`. Convolutions are in
 `conv_reduction_rules`; the tuple below names both.
@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite.conv_reduction_rules import CONV_REDUCTION_RULES
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, replace, shape, uses_once
+from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, replace, shape, uses_once
 from torch_cudal1.graph.rewrite.reductions import (
     FLOATS,
     REDUCTIONS,
@@ -225,41 +225,8 @@ def _diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
     return call(graph, aten.mul.Tensor, *factors)
 
 
-_OF_ONE = (*REDUCTIONS, aten.logsumexp.default, aten.amax.default, aten.amin.default, aten.prod.dim_int)
-
-
-def _single_element(gm: fx.GraphModule) -> int:
-    """A sum, mean, logsumexp, max, min or product over dims of size 1 -> its input (squeezed, unless the dims are kept).
-
-    Before: a kernel that reads and writes the tensor; after: a view. Exact for every value: logsumexp of one x is log(1) + x, and
-    both NaN and the infinities map to themselves. Valid for floating types that the call does not change; of `max.dim` and
-    `min.dim` only the values are replaced, and only if nobody asks for the indices.
-    """
-    sites = 0
-    for node in calls(gm, *_OF_ONE, aten.max.dim, aten.min.dim):
-        result = node
-        if is_op(node, aten.max.dim, aten.min.dim):
-            if not uses_once(node) or next(iter(node.users)).args[1:] != (0,):
-                continue
-            result = next(iter(node.users))
-        source, bound = node.args[0], arguments(node)
-        if not is_tensor(source) or dtype(source) not in FLOATS or dtype(result) != dtype(source):
-            continue
-        rank = len(shape(source))
-        given = bound.get("dim")
-        dims = [given] if isinstance(given, int) else list(given or range(rank))
-        if any(shape(source)[dim] != 1 for dim in dims) or not rank:
-            continue
-        with gm.graph.inserting_before(result):
-            new = source if bound.get("keepdim") else call(gm.graph, aten.squeeze.dims, source, dims)
-        replace(result, new)
-        sites += 1
-    return sites
-
-
 REDUCTION_RULES: tuple[Rule, ...] = (
     Rule("diagonal_of_product", _diagonal),
     Rule("reduce_before_matmul", _push_linear),
     *CONV_REDUCTION_RULES,
-    Rule("reduction_of_one", _single_element),
 )
