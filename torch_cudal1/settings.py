@@ -7,14 +7,14 @@ of range is refused by name. Nothing is written to the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from torch_cudal1.errors import SettingError
 
-__all__ = ["PREFIX", "Settings"]
+__all__ = ["PREFIX", "Settings", "inherited_environment"]
 
 PREFIX = "TORCH_CUDAL1_"
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -101,6 +101,11 @@ class Settings:
             if name not in known:
                 raise SettingError(name, changes[name], "one of the settings " + ", ".join(sorted(known)))
         return replace(self, **changes)
+
+
+def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The variables a child process is given: those in `names` and those that start with one of `prefixes`."""
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
 
 
 def _literal(name: str) -> Any:

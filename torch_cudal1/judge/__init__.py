@@ -1,0 +1,19 @@
+"""The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
+
+`court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business.
+"""
+
+from torch_cudal1.judge.court import Job, Judgement, Ranking, build, evidence, judge, rank_baselines, tried
+from torch_cudal1.judge.decide import conservative
+
+__all__ = [
+    "Job",
+    "Judgement",
+    "Ranking",
+    "build",
+    "conservative",
+    "evidence",
+    "judge",
+    "rank_baselines",
+    "tried",
+]

@@ -1,0 +1,127 @@
+"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in safetensors files.
+
+Each request carries a nonce that its answer must echo; both directions have a size limit; nothing is ever unpickled, so the worst
+a broken child can say is nonsense. It does not interpret what it carries.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["MAX_FRAME_BYTES", "Channel", "load_tensors", "save_tensors", "storage_extent"]
+
+MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
+_HEADER = struct.Struct(">I")
+
+
+class Channel:
+    """One end of a connected stream socket, carrying JSON objects."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, message: Mapping[str, Any], *, deadline: float | None = None) -> None:
+        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError when the peer is gone or deaf."""
+        body = json.dumps(message).encode()
+        if len(body) > MAX_FRAME_BYTES:
+            raise SandboxError("sending", f"a frame of {len(body)} bytes, at most {MAX_FRAME_BYTES}")
+        try:
+            self._wait_until(deadline)
+            self._sock.sendall(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise SandboxError("sending", f"{type(error).__name__}: {error}") from error
+
+    def receive(self, *, deadline: float | None = None) -> dict[str, Any]:
+        """Read one frame. Raises TimeoutError past `deadline`, EOFError when the peer hung up, SandboxError for garbage."""
+        (size,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+        if size > MAX_FRAME_BYTES:
+            raise SandboxError("reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}")
+        body = self._exactly(size, deadline)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise SandboxError("reading a frame", f"not JSON: {body[:80]!r}") from error
+        if not isinstance(message, dict):
+            raise SandboxError("reading a frame", f"expected a JSON object, came {type(message).__name__}")
+        return message
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            self._wait_until(deadline)
+            try:
+                part = self._sock.recv(min(size - len(parts), 1 << 20))
+            except ConnectionError:
+                part = b""
+            if not part:
+                raise EOFError("the other side hung up")
+            parts += part
+        return bytes(parts)
+
+    def _wait_until(self, deadline: float | None) -> None:
+        if deadline is None:
+            self._sock.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("past the deadline")
+        self._sock.settimeout(left)
+
+
+def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of storage a tensor of that shape and those strides spans; 0 if it is empty."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
+    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the file (JSON)."""
+    flat: dict[str, torch.Tensor] = {}
+    layout: list[list[Any] | None] = []
+    for index, tensor in enumerate(tensors):
+        if tensor is None:
+            layout.append(None)
+            continue
+        extent = storage_extent(tensor.shape, tensor.stride())
+        storage = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        flat[str(index)] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
+        layout.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())])
+    save_file(flat, str(path))
+    return layout
+
+
+def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
+    """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises SandboxError for a misfit."""
+    try:
+        flat = load_file(str(path))
+        return [None if item is None else _rebuild(flat[str(index)], item, device) for index, item in enumerate(layout)]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
+
+
+def _rebuild(flat: torch.Tensor, item: Any, device: torch.device) -> torch.Tensor:
+    dtype, shape, strides = item
+    spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
+    extent = storage_extent(spec.shape, spec.strides)
+    if flat.dtype != spec.torch_dtype or flat.numel() != extent or min((*spec.shape, *spec.strides), default=0) < 0:
+        raise SandboxError("reading tensors", f"{flat.numel()} elements of {flat.dtype} for {spec}")
+    fresh = flat.to(device) if device.type != "cpu" else flat.clone()  # the file is mapped: neither aligned nor ours to keep
+    return fresh.as_strided(spec.shape, spec.strides)

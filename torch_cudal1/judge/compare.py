@@ -1,0 +1,218 @@
+"""The one comparison: is a result as right as the baseline's own, measured against float64 and scaled by the output.
+
+Criterion (A)-(D) of VALIDATION 3.4. It compares values; form, aliasing and repeatability are other checks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Comparison", "compare", "grossly_equal", "same_bits", "same_masks", "unit_roundoff"]
+
+_RMS_FACTOR = 2.0  # (B)
+_WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
+_HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
+_VOID_RATIO = 0.1  # eager's own relative error above which a distribution has no digits left to compare
+_POOL = 4_096  # below this many elements eager's rms error is an estimate, and the limit allows for its spread
+_FEW = 64
+_SHORT_ROW = 8
+_FLAT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # the public benchmark's; 1e-4 for anything wider
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output on one input set. `ratio`: rms error over the baseline's; `limit`: allowed ratio; `void`: nothing to compare."""
+
+    passed: bool
+    ratio: float | None = None
+    limit: float | None = None
+    detail: str = ""
+    void: bool = False
+
+
+def compare(
+    candidate: torch.Tensor,
+    baseline: torch.Tensor,
+    exact: torch.Tensor | None,
+    *,
+    precision: str = "match",
+    longest: int = 1,
+) -> Comparison:
+    """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the longest reduction of the region."""
+    if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
+        form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
+        return Comparison(False, detail=form)
+    if not baseline.numel():
+        return Comparison(True, detail="empty")
+    if not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
+        return _exactly(candidate, baseline, exact)
+    if baseline.dtype.is_complex:
+        candidate, baseline = torch.view_as_real(candidate), torch.view_as_real(baseline)
+        exact = None if exact is None else torch.view_as_real(exact)
+    special = _special_values(candidate, baseline, exact)
+    if special is not None:
+        return special
+    if precision == "kernelbench":
+        return _flat(candidate, baseline)
+    if exact is None:
+        return _near(candidate, baseline, longest)
+    return _scaled(candidate, baseline, exact, longest)
+
+
+def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """Equal form and bytes, NaN payloads included."""
+    if left is None or right is None:
+        return left is right
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return torch.equal(left.contiguous().reshape(-1).view(torch.uint8), right.contiguous().reshape(-1).view(torch.uint8))
+
+
+def same_masks(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None = None) -> Comparison:
+    """NaN and infinities only: where eager has them, or finite where float64 is. Integers and booleans hold none."""
+    if candidate.shape != baseline.shape or not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
+        return Comparison(candidate.shape == baseline.shape)
+    if baseline.dtype.is_complex:
+        candidate, baseline = torch.view_as_real(candidate), torch.view_as_real(baseline)
+        exact = None if exact is None else torch.view_as_real(exact)
+    return _special_values(candidate, baseline, exact) or Comparison(True)
+
+
+def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half types). For baselines only."""
+    if left is None or right is None:
+        return left is right
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if not left.dtype.is_floating_point:
+        return True  # choices among rounded numbers may differ; a baseline is PyTorch's own work
+    a, b = left.double(), right.double()
+    finite = a.isfinite() & b.isfinite()
+    tolerance = 5e-2 if left.dtype in _HALF else 1e-2
+    return _rms((a - b)[finite]) <= tolerance * _rms(b[finite]) and float((~finite).double().mean() if a.numel() else 0.0) < 0.5
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number: 2^-24 for float32, 2^-11 float16, 2^-8 bfloat16."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _exactly(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison:
+    """(D). Where eager itself differs from float64 (a comparison of rounded numbers), up to twice as many elements may."""
+    wrong = int((candidate != baseline).sum())
+    if wrong == 0:
+        return Comparison(True, 0.0, 0.0)
+    if exact is not None and exact.dtype == baseline.dtype:
+        allowed = 2 * int((baseline != exact).sum())
+        wrong = int((candidate != exact).sum())
+    else:
+        allowed = 0
+    return Comparison(wrong <= allowed, float(wrong), float(allowed), f"{wrong} of {baseline.numel()} elements differ")
+
+
+def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison | None:
+    """VALIDATION 3.4.1: NaN and Inf where eager has them, or a finite number where float64 is finite and fits the type."""
+    if bool(baseline.isfinite().all()) and bool(candidate.isfinite().all()):
+        return None
+    alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
+    allowed = alike | (baseline.isfinite() & candidate.isfinite())
+    if exact is not None:
+        allowed |= candidate.isfinite() & (exact.abs() <= torch.finfo(baseline.dtype).max)
+    wrong = int((~allowed).sum())
+    if wrong:
+        return Comparison(False, detail=f"NaN or infinity differs from eager's in {wrong} of {baseline.numel()} elements")
+    return None
+
+
+def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
+    tolerance = _FLAT_TOLERANCE.get(baseline.dtype, 1e-4)
+    a, b = candidate.double(), baseline.double()
+    finite = a.isfinite() & b.isfinite()
+    excess = float(((a - b).abs() / (tolerance + tolerance * b.abs()))[finite].max()) if bool(finite.any()) else 0.0
+    return Comparison(excess <= 1, excess, 1.0, f"largest |a-b| / (tol + tol |b|) at tolerance {tolerance:g}")
+
+
+def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int) -> Comparison:
+    """Without float64: two correctly rounded evaluations differ by no more than their format and their sums allow."""
+    a, b = candidate.double(), baseline.double()
+    finite = a.isfinite() & b.isfinite()
+    if not bool(finite.any()):
+        return Comparison(True, void=True, detail="no finite element")
+    out, accumulate = _units(baseline.dtype)
+    error, scale = (a - b)[finite], b[finite]
+    rms_limit = (4 * out + math.sqrt(longest) * accumulate) * _rms(scale)
+    rms = _rms(error)
+    worst = float(((a - b).abs() / _slice_scale(b, accumulate))[finite].max())
+    worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * math.sqrt(longest) * accumulate
+    detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
+    return Comparison(rms <= rms_limit and worst <= worst_limit, rms / rms_limit if rms_limit else rms, 1.0, detail)
+
+
+def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor, longest: int) -> Comparison:
+    c, b = candidate.double(), baseline.double()
+    both = b.isfinite() & exact.isfinite()
+    finite = both & c.isfinite()
+    if not bool(finite.any()):
+        return Comparison(True, void=True, detail="no finite element")
+    out, accumulate = _units(baseline.dtype)
+    scale_rms = _rms(exact[finite])
+    own, error = _rms((b - exact)[both]), _rms((c - exact)[finite])
+    if own > _VOID_RATIO * scale_rms and own > accumulate:
+        return Comparison(True, void=True, detail=f"eager's own relative error is {own / max(scale_rms, 1e-300):.2g}")
+    count = int(finite.sum())
+    floor = (2 * out if count < _FEW else accumulate) * scale_rms
+    limit = max(_RMS_FACTOR * _spread(count) * own, floor)
+    ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
+    if error > limit:
+        return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
+    return _worst((c, b, exact), finite, longest=longest, out=baseline.dtype, ratio=ratio)
+
+
+def _worst(
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor], finite: torch.Tensor, *, longest: int, out: torch.dtype, ratio: float
+) -> Comparison:
+    """(C): no element may be far off, however good the average is."""
+    candidate, baseline, exact = results
+    u_out, u_acc = _units(out)
+    scale = _slice_scale(exact, u_acc)
+    errors = ((candidate - exact).abs() / scale)[finite]
+    own = float(((baseline - exact).abs() / scale)[finite].max())
+    limit = _WORST_FACTOR * own + _ROUND_OFFS * u_out + _GROWTH * math.sqrt(longest) * u_acc
+    beyond = int((errors > limit).sum())
+    if beyond > (_HALF_FRACTION * errors.numel() if out in _HALF else 0):
+        worst = float(errors.max())
+        return Comparison(
+            False, ratio, _RMS_FACTOR, f"{beyond} elements off by up to {worst:.3g} of their slice, allowed {limit:.3g}"
+        )
+    return Comparison(True, ratio, _RMS_FACTOR)
+
+
+def _units(dtype: torch.dtype) -> tuple[float, float]:
+    return unit_roundoff(dtype), unit_roundoff(torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def _rms(values: torch.Tensor) -> float:
+    """Root of the mean square, computed on scaled values so that squares neither overflow nor vanish."""
+    peak = float(values.abs().max()) if values.numel() else 0.0
+    return peak * math.sqrt(float((values / peak).square().mean())) if peak > 0 and math.isfinite(peak) else peak
+
+
+def _slice_scale(exact: torch.Tensor, floor: float) -> torch.Tensor:
+    """The largest magnitude of each row (of the whole where rows are short), never below `floor` of the largest."""
+    magnitude = torch.where(exact.isfinite(), exact.abs(), torch.zeros_like(exact))
+    rows = exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
+    scale = magnitude.amax(-1, keepdim=True) if rows else magnitude.max()
+    return scale.clamp_min(max(floor * float(scale.max()), 1e-300)).expand_as(exact)
+
+
+def _spread(count: int) -> float:
+    """How far an rms of `count` samples may lie below the true one (chi-square 1 % quantile, Wilson-Hilferty); 1 from 4,096 on."""
+    if count >= _POOL:
+        return 1.0
+    term = 2 / (9 * count)
+    root = max(1 - term - 2.326 * math.sqrt(term), 0.0)
+    return 1 / math.sqrt(max(root**3, 0.01))

@@ -1,0 +1,121 @@
+"""The float64 run of a reference Program: what the region would yield without rounding.
+
+Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused attention, which has no float64
+kernel, is computed by its formula. It runs in the judge's own process and never sees a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.judge.analysis import bound_arguments, fill
+from torch_cudal1.judge.channel import storage_extent
+from torch_cudal1.program.aten import overload
+from torch_cudal1.program.check import used_values
+from torch_cudal1.program.model import Aten, Program
+
+__all__ = ["Infeasible", "exact_outputs"]
+
+_WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+_ATTENTION = frozenset(
+    {
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    }
+)
+_REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """There is no float64 result, and why."""
+
+    reason: str
+
+
+def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor | None] | Infeasible:
+    """The outputs in float64 (integers and booleans as they are); None where only the baseline can be compared with."""
+    values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
+    for index, name in enumerate(program.constants, len(inputs)):
+        values[index] = widen(program.payloads[name].to(device))
+    last = {index: position for position, step in enumerate(program.steps) for index in used_values(step)}
+    kept = set(program.outputs)
+    try:
+        with torch.no_grad():
+            for position, step in enumerate(program.steps):
+                if not isinstance(step, Aten):
+                    return Infeasible(f"step {position} is no ATen call")
+                values |= _step(step, values, device)
+                for index in [i for i in values if i not in kept and last.get(i, position) <= position]:
+                    del values[index]
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, IndexError) as error:
+        return Infeasible(f"{type(error).__name__}: {str(error)[:300]}")
+    return [None if out is None else values.get(out) for out in program.outputs]
+
+
+def widen(tensor: Any) -> Any:
+    """A tensor in float64 or complex128 when it is floating or complex; anything else as it is."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.dtype.is_complex:
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+def _widen_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """As `widen`, with the strides kept whatever they are: a step may depend on them."""
+    extent = storage_extent(tensor.shape, tensor.stride())
+    flat: torch.Tensor = widen(tensor.as_strided((extent,), (1,), tensor.storage_offset()))
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
+    name = step.target.split(".")[1]
+    if step.target in _REINTERPRETING and any(isinstance(a, torch.dtype) for a in step.args):
+        raise NotImplementedError(f"{step.target} reads the bits of its argument")
+    if name in _ATTENTION:
+        bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
+        return {step.outs[0]: _attention(bound)}
+    args = [_widened(arg, values, device) for arg in step.args]
+    kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
+    if name in ("_softmax", "_log_softmax"):
+        args[2:3] = [False]  # "half to float" asks for a half input
+    run: Callable[..., Any] = overload(step.target)
+    result = run(*args, **kwargs)
+    results = result if step.many else (result,)
+    return {out: widen(value) for out, value in zip(step.outs, results, strict=True)}
+
+
+def _widened(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+    if isinstance(arg, torch.dtype):
+        return torch.float64 if arg.is_floating_point else _WIDE.get(arg, arg)
+    if isinstance(arg, torch.device):
+        return device if arg.type == device.type else arg
+    if isinstance(arg, tuple):
+        return [_widened(item, values, device) for item in arg]
+    return fill(arg, values)
+
+
+def _attention(bound: Mapping[str, Any]) -> torch.Tensor:
+    """softmax(q k^T scale + bias) v, with the arguments every fused variant has under the same names."""
+    query, key, value = bound["query"], bound["key"], bound["value"]
+    if bound.get("dropout_p", 0.0):
+        raise NotImplementedError("attention with dropout")
+    scale = bound.get("scale")
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    bias = next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
+    if bias is not None:
+        scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
+    if bound.get("is_causal", False):
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    result: torch.Tensor = scores.softmax(-1) @ value
+    return result

@@ -1,0 +1,61 @@
+"""Facts about the outputs of a call that do not depend on their values: form, and which memory they share.
+
+The same function describes the candidate's outputs (in the child) and the reference's (in the parent). It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["describe"]
+
+
+def describe(
+    outputs: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    held: Sequence[Sequence[torch.Tensor | None]] = (),
+) -> list[dict[str, Any] | None]:
+    """One JSON object per output: type, dtype, shape, strides, device, whether its storage is large enough, and what shares it.
+
+    `inputs` and `outputs` list the positions whose storage overlaps; `held` is true when an output of an earlier, still living call
+    does.
+    """
+    earlier = [t for outs in held for t in outs if t is not None]
+    return [_one(position, out, outputs, inputs, earlier) for position, out in enumerate(outputs)]
+
+
+def _one(
+    position: int,
+    out: torch.Tensor | None,
+    outputs: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    earlier: Sequence[torch.Tensor],
+) -> dict[str, Any] | None:
+    if out is None:
+        return None
+    shares = [index for index, tensor in enumerate(inputs) if _overlap(out, tensor)]
+    held_by_inputs = [t for t in earlier if _overlap(out, t) and not any(_overlap(t, tensor) for tensor in inputs)]
+    last = out.storage_offset() + sum((size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True))
+    return {
+        "exact_type": type(out) is torch.Tensor,
+        "dtype": str(out.dtype).removeprefix("torch."),
+        "shape": list(out.shape),
+        "strides": list(out.stride()),
+        "device": out.device.type,
+        "storage": out.numel() == 0 or (last + 1) * out.element_size() <= out.untyped_storage().nbytes(),
+        "inputs": shares,
+        "outputs": [i for i, other in enumerate(outputs) if i != position and other is not None and _overlap(out, other)],
+        "held": bool(held_by_inputs),
+    }
+
+
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.device != right.device:
+        return False
+    a, b = left.untyped_storage(), right.untyped_storage()
+    if not a.nbytes() or not b.nbytes():
+        return False
+    return a.data_ptr() < b.data_ptr() + b.nbytes() and b.data_ptr() < a.data_ptr() + a.nbytes()

@@ -1,0 +1,61 @@
+"""The precision switches of PyTorch that decide what a result may look like, read here and set elsewhere as one value.
+
+The contract fixes TF32 (an op class has the right or has not); the other switches are the user's own. Setting them is for a
+disposable process or inside `under`, which restores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_cudal1.records import Contract
+
+__all__ = ["apply", "flags_for", "under"]
+
+_MATMUL = (  # attributes of torch.backends.cuda.matmul that permit sums in half precision
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
+
+
+def flags_for(contract: Contract) -> dict[str, str | bool]:
+    """The switches under which the baseline and the candidate of a contract run (JSON)."""
+    strict = contract.precision == "strict"
+    flags: dict[str, str | bool] = {
+        "matmul": "tf32" if "matmul" in contract.rights and not strict else "ieee",
+        "conv": "tf32" if "conv" in contract.rights and not strict else "ieee",
+        "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+        "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
+    }
+    for name in _MATMUL:
+        flags[name] = not strict and bool(getattr(torch.backends.cuda.matmul, name))
+    return flags
+
+
+def apply(flags: Mapping[str, str | bool]) -> None:
+    """Set the switches in this process, for good."""
+    torch.set_float32_matmul_precision("high" if flags["matmul"] == "tf32" else "highest")
+    parts: list[Any] = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
+    for part in parts:
+        part.fp32_precision = str(flags["conv"])  # alike, or reading the older `allow_tf32` raises
+    torch.backends.cudnn.benchmark = bool(flags["cudnn_benchmark"])
+    torch.use_deterministic_algorithms(bool(flags["deterministic"]), warn_only=True)
+    for name in _MATMUL:
+        setattr(torch.backends.cuda.matmul, name, bool(flags[name]))
+
+
+@contextmanager
+def under(contract: Contract) -> Iterator[None]:
+    """Run the body with the contract's TF32 rights on CUDA, then put the user's switches back."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = (matmul.fp32_precision, conv.fp32_precision)
+    flags = flags_for(contract)
+    matmul.fp32_precision, conv.fp32_precision = flags["matmul"], flags["conv"]
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before
