@@ -1,0 +1,94 @@
+"""Triton text to a cubin, ahead of time and without a GPU.
+
+Runs in the judge's build process only: it writes the text to a temporary folder, imports it from there and leaves nothing behind.
+Refuses what the compiler accepts and no device can run (FACTS: shared memory is not checked ahead of time, some bodies are `trap`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels.lower import Cubin, assemble, lower
+from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
+from torch_cudal1.program.model import Program
+
+__all__ = ["build", "compile_kernel"]
+
+_ALIGNED = [["tt.divisibility", 16]]
+
+
+def build(program: Program, proposal: Proposal, sm: int) -> Program:
+    """The Program of cubins for `sm_{sm}`, with outputs exactly as the reference's.
+
+    Raises NotLowerableError when the island is not covered, does not compile or needs more than the device has, and ProgramError
+    when the proposal does not fit the island.
+    """
+    lowered = lower(program, proposal)
+    cubins = {kernel.symbol: compile_kernel(kernel, sm) for kernel in lowered.kernels}
+    return assemble(program, lowered, cubins)
+
+
+def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
+    """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource over the limit of `sm`."""
+    # Triton is absent on some machines, where importing this package must still work
+    from triton import knobs
+    from triton.errors import TritonError
+
+    with tempfile.TemporaryDirectory() as folder, knobs.compilation.scope(), knobs.cache.scope():
+        knobs.compilation.disable_line_info = True  # line info would put the temporary path into the cubin
+        knobs.cache.dir = folder
+        module = load_source(kernel, Path(folder))
+        try:
+            compiled = _compile(getattr(module, kernel.symbol), kernel, sm)
+        except (TritonError, RuntimeError) as error:
+            raise NotLowerableError(f"Triton does not compile {kernel.symbol} for sm_{sm}: {error}") from error
+    return _checked(compiled, kernel, sm)
+
+
+def load_source(kernel: Kernel, folder: Path) -> ModuleType:
+    """Write the kernel's text into `folder` and import it (Triton reads the source back from the file)."""
+    path = folder / f"{kernel.symbol}.py"
+    path.write_text(kernel.text)
+    spec = importlib.util.spec_from_file_location(kernel.symbol, path)
+    if spec is None or spec.loader is None:
+        raise NotLowerableError(f"cannot import {path.name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compile(function: Any, kernel: Kernel, sm: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(
+        fn=function,
+        signature={f"p{value}": kind for value, kind in kernel.arguments},
+        constexprs={},
+        attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},
+    )
+    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
+    options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+
+def _checked(compiled: Any, kernel: Kernel, sm: int) -> Cubin:
+    metadata = compiled.metadata
+    if metadata.shared > shared_limit(sm):
+        raise NotLowerableError(f"{kernel.symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+    if metadata.global_scratch_size or metadata.profile_scratch_size or getattr(metadata, "num_ctas", 1) != 1:
+        raise NotLowerableError(f"{kernel.symbol} needs device scratch or a cluster")
+    if metadata.name != kernel.symbol or "st.global" not in compiled.asm["ptx"]:
+        raise NotLowerableError(f"{kernel.symbol} compiled to a body that stores nothing")
+    body = bytes(compiled.asm["cubin"])
+    tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    return Cubin(hashlib.sha256(body).hexdigest(), tensor, int(metadata.num_warps), int(metadata.shared))

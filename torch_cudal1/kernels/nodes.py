@@ -1,0 +1,181 @@
+"""Tensor expressions: what a reference Program says, as a graph of five kinds of node.
+
+`Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes element by element, `View` renames
+indices, `Reduce` folds dimensions. Nodes are compared by identity. They hold no code but the Triton expression template of a `Map`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels.index import ZERO, Index, flatten, row_major, unflatten
+
+__all__ = [
+    "Constant",
+    "Leaf",
+    "Map",
+    "Node",
+    "Position",
+    "Reduce",
+    "View",
+    "broadcast",
+    "cast",
+    "constant",
+    "pointwise",
+    "reduced",
+    "reshape",
+    "rounded",
+    "sources",
+]
+
+COMPUTE = {  # tensor dtype -> the Triton type it is computed in (half types in fp32, as eager's opmath)
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float32",
+    torch.bfloat16: "tl.float32",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.bool: "tl.int1",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor of `shape`; `dtype` is the type eager gives it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def compute(self) -> str:
+        """The Triton type its elements are computed in. Raises NotLowerableError for a dtype we do not handle."""
+        if self.dtype not in COMPUTE:
+            raise NotLowerableError(f"dtype {self.dtype} is not handled")
+        return COMPUTE[self.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf(Node):
+    """Program value number `value`, read through its strides."""
+
+    value: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Node):
+    """Every element is the Triton literal `text`."""
+
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Position(Node):
+    """The element's own position: the dot product of its index with `strides` (int64)."""
+
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Map(Node):
+    """`template.format(*args)` element by element; the args already have the node's shape or are broadcast views."""
+
+    template: str
+    args: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class View(Node):
+    """The source at another index: `remap` takes an index of this node to an index of `source`."""
+
+    source: Node
+    remap: Callable[[Index], Index]
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Node):
+    """`kind` ("sum", "max", "min", "prod") over `dims` of `source`, which stay as size 1. Accumulates in the compute type."""
+
+    kind: str
+    source: Node
+    dims: tuple[int, ...]
+
+
+def sources(node: Node) -> tuple[Node, ...]:
+    """The nodes it is computed from."""
+    if isinstance(node, Map):
+        return node.args
+    return (node.source,) if isinstance(node, (View, Reduce)) else ()
+
+
+def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
+    """A scalar of `dtype`; a float is rounded to fp32 first, which is what eager's kernels receive."""
+    if COMPUTE.get(dtype) == "tl.float32":
+        try:
+            single = struct.unpack("f", struct.pack("f", float(value)))[0]
+        except OverflowError:
+            single = float("inf") if value > 0 else float("-inf")
+        text = repr(single) if abs(single) < float("inf") else f'float("{single}")'
+    elif dtype is torch.bool:
+        text = repr(bool(value))
+    else:
+        text = repr(int(value))
+    # tl.full fixes the type: a bare Python literal outside the fp32 normal range would become fp64
+    return Constant((), dtype, f"tl.full([], {text}, {COMPUTE.get(dtype, 'tl.float32')})")
+
+
+def broadcast(node: Node, shape: tuple[int, ...]) -> Node:
+    """The node expanded to `shape` by the broadcasting rules."""
+    if node.shape == shape:
+        return node
+    lead = len(shape) - len(node.shape)
+    sizes = node.shape
+    if lead < 0 or any(s not in (1, t) for s, t in zip(sizes, shape[lead:], strict=True)):
+        raise NotLowerableError(f"shape {sizes} does not broadcast to {shape}")
+
+    def remap(index: Index) -> Index:
+        return tuple(ZERO if size == 1 else form for size, form in zip(sizes, index[lead:], strict=True))
+
+    return View(shape, node.dtype, node, remap)
+
+
+def reshape(node: Node, shape: tuple[int, ...]) -> Node:
+    """The node under another shape with as many elements (row-major order)."""
+    if node.shape == shape:
+        return node
+    return View(shape, node.dtype, node, lambda index: unflatten(flatten(index, row_major(shape)), node.shape))
+
+
+def cast(node: Node, dtype: torch.dtype) -> Node:
+    """The node's values in the compute type of `dtype`, without rounding to a narrower storage type."""
+    old, new = node.compute, COMPUTE.get(dtype)
+    if new is None:
+        raise NotLowerableError(f"dtype {dtype} is not handled")
+    if old == new:
+        return node
+    template = "({0} != 0)" if new == "tl.int1" else f"({{0}}).to({new})"
+    return Map(node.shape, dtype, template, (node,))
+
+
+def rounded(node: Node, dtype: torch.dtype) -> Node:
+    """An explicit conversion: like `cast`, and rounded to what `dtype` can hold."""
+    plain = cast(node, dtype)
+    if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
+        return plain
+    return Map(node.shape, dtype, f"({{0}}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)", (plain,))
+
+
+def pointwise(template: str, *args: Node, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Node:
+    """A Map with its args broadcast against one another (or to `shape`)."""
+    target = tuple(torch.broadcast_shapes(*(arg.shape for arg in args))) if shape is None else shape
+    return Map(target, dtype, template, tuple(broadcast(arg, target) for arg in args))
+
+
+def reduced(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
+    """A Reduce that keeps the folded dimensions as size 1."""
+    shape = tuple(1 if i in dims else size for i, size in enumerate(node.shape))
+    return Reduce(shape, node.dtype, kind, node, tuple(sorted(dims)))

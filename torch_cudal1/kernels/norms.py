@@ -1,0 +1,112 @@
+"""layer, RMS, group, instance and batch norm: mean, variance of the deviations (two passes over registers), scale.
+
+The variance is a sum of squared deviations from the mean, never E[x^2] - E[x]^2, which cancels for inputs far from zero.
+Bytes moved: one read and one write of the tensor when a row fits a tile, else one read per pass (mean, variance, output).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels.nodes import Node, cast, constant, pointwise, reduced, reshape
+from torch_cudal1.kernels.pointwise import Handler, div
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["HANDLERS", "moments"]
+
+_F32 = torch.float32
+
+
+def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[Node, Node, Node]:
+    """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over `dims`, in fp32."""
+    x = cast(x, _F32)
+    count = math.prod(x.shape[d] for d in dims)
+    mean = div(reduced("sum", x, dims), constant(count, _F32))
+    deviation = pointwise("({0} - {1})", x, mean, dtype=_F32)
+    squares = reduced("sum", pointwise("({0} * {0})", deviation, dtype=_F32), dims)
+    return mean, deviation, div(squares, constant(max(0.0, count - correction), _F32))
+
+
+def _rstd(variance: Node, eps: float) -> Node:
+    return pointwise("libdevice.rsqrt({0} + {1})", variance, constant(eps, _F32), dtype=_F32)
+
+
+def _affine(x: Node, weight: Node | None, bias: Node | None, dtype: torch.dtype) -> Node:
+    if weight is not None:
+        x = pointwise("({0} * {1})", x, cast(weight, _F32), dtype=_F32)
+    if bias is not None:
+        x = pointwise("({0} + {1})", x, cast(bias, _F32), dtype=_F32)
+    return pointwise("({0})", x, dtype=dtype)  # stays in fp32; only its nominal dtype changes
+
+
+def _scaled(deviation: Node, rstd: Node) -> Node:
+    return pointwise("({0} * {1})", deviation, rstd, dtype=_F32)
+
+
+def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    x, shape, weight, bias, eps = args
+    dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
+    mean, deviation, variance = moments(x, dims)
+    rstd = _rstd(variance, eps)
+    return _affine(_scaled(deviation, rstd), weight, bias, outs[0].torch_dtype), mean, rstd
+
+
+def _rms_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    x, shape, weight, eps = (*args, None)[:4] if len(args) > 3 else (*args, *(None,) * (4 - len(args)))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
+    wide = cast(x, _F32)
+    squares = reduced("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)
+    rstd = _rstd(div(squares, constant(math.prod(shape), _F32)), eps)
+    return _affine(_scaled(wide, rstd), weight, None, outs[0].torch_dtype), rstd
+
+
+def _group_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    x, weight, bias, batch, channels, _, groups, eps = args
+    inner = math.prod(x.shape[2:])
+    mean, deviation, variance = moments(reshape(x, (batch, groups, channels // groups, inner)), (2, 3))
+    rstd = _rstd(variance, eps)
+    scaled = reshape(_scaled(deviation, rstd), x.shape)
+    out = _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+    return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
+
+
+def _channels(vector: Node | None, x: Node) -> Node | None:
+    return None if vector is None else reshape(vector, (x.shape[1],) + (1,) * (len(x.shape) - 2))
+
+
+def _batch_stats(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """`_native_batch_norm_legit.no_stats`: statistics of the batch, which is also instance norm on a (1, N*C, ...) view."""
+    x, weight, bias, training, _, eps = args
+    if not training:
+        raise NotLowerableError("batch norm without statistics and not in training")
+    dims = (0, *range(2, len(x.shape)))
+    mean, deviation, variance = moments(x, dims)
+    rstd = _rstd(variance, eps)
+    out = _affine(_scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+    return out, reshape(mean, (x.shape[1],)), reshape(rstd, (x.shape[1],))
+
+
+def _batch_running(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+    """`_native_batch_norm_legit_no_training`: running statistics, element-wise; its two empty results are not produced."""
+    x, weight, bias, mean, variance, _, eps = args
+    deviation = pointwise("({0} - {1})", cast(x, _F32), _channel_view(mean, x), dtype=_F32)
+    scaled = _scaled(deviation, _rstd(_channel_view(variance, x), eps))
+    return _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype), None, None
+
+
+def _channel_view(vector: Node, x: Node) -> Node:
+    return cast(reshape(vector, (x.shape[1],) + (1,) * (len(x.shape) - 2)), _F32)
+
+
+HANDLERS: dict[str, Handler] = {
+    "native_layer_norm.default": _layer_norm,
+    "_fused_rms_norm.default": _rms_norm,
+    "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit.no_stats": _batch_stats,
+    "_native_batch_norm_legit_no_training.default": _batch_running,
+}

@@ -1,0 +1,69 @@
+"""The values between `propose` and `build`: a Proposal (what to try), a Kernel (one launch), the resource limits.
+
+A Proposal is small and JSON: it crosses the border into the build process, where the island's Program is lowered from it.
+Nothing here compiles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_cudal1.errors import ProgramError
+
+__all__ = ["Kernel", "Proposal", "shared_limit"]
+
+# opt-in shared memory of one block in bytes, by sm (CUDA programming guide, table of compute capabilities)
+_SHARED_LIMITS = {80: 166912, 87: 166912, 90: 232448, 100: 232448, 103: 232448, 110: 232448}
+_SMALL_SHARED_LIMIT = 101376  # sm_86, 89, 120, 121, and anything we do not know
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A way to lower an island: `family` ("softmax", "norm", "reduction", "elementwise") and `config`.
+
+    `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps", "loop" (a row takes several column
+    tiles), "split" (programs that share one row; 1: one).
+    """
+
+    family: str
+    config: Mapping[str, int | str | bool] = field(hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value."""
+        return {"family": self.family, "config": dict(self.config)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Proposal:
+        """Read `to_json`'s value back. Raises ProgramError when it is not one."""
+        family, config = data.get("family"), data.get("config")
+        if not isinstance(family, str) or not isinstance(config, Mapping):
+            raise ProgramError("proposal", f"{json.dumps(dict(data))} has no family and config")
+        if not all(isinstance(k, str) and isinstance(v, (int, str, bool)) for k, v in config.items()):
+            raise ProgramError("proposal", f"config {dict(config)!r} holds other things than numbers, words and flags")
+        return cls(family, dict(config))
+
+    def number(self, name: str, default: int) -> int:
+        """An integer of the config. Raises ProgramError when it is something else."""
+        value = self.config.get(name, default)
+        if not isinstance(value, int) or value < 0:
+            raise ProgramError("proposal", f"config {name} is {value!r}; expected a number")
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch before compilation: source text, pointer arguments (value number and Triton type), grid, warps."""
+
+    symbol: str
+    text: str
+    arguments: tuple[tuple[int, str], ...]
+    grid: int
+    warps: int
+
+
+def shared_limit(sm: int) -> int:
+    """Bytes of shared memory that one block may use on `sm_{sm}`."""
+    return _SHARED_LIMITS.get(sm, _SMALL_SHARED_LIMIT)

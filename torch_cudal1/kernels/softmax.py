@@ -1,0 +1,71 @@
+"""softmax, log_softmax, logsumexp and the softmax backwards, as maximum, exponential and sum of one row.
+
+Bytes moved: one read and one write of the tensor when a row fits a tile, else one read per pass (maximum, sum, output).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cudal1.kernels.nodes import Node, cast, pointwise, reduced, reshape
+from torch_cudal1.kernels.pointwise import Handler, div
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["HANDLERS"]
+
+_F32 = torch.float32
+
+
+def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node]:
+    """`x - max(x)`, its exponential, and the sum of that along `dim`."""
+    x = cast(x, _F32)
+    dims = (dim % len(x.shape),) if x.shape else ()
+    shifted = pointwise("({0} - {1})", x, reduced("max", x, dims), dtype=_F32)
+    exponential = pointwise("libdevice.exp({0})", shifted, dtype=_F32)
+    return shifted, exponential, reduced("sum", exponential, dims)
+
+
+def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    _, exponential, total = _shifted(args[0], args[1])
+    return (_as(outs, div(exponential, total)),)
+
+
+def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    shifted, _, total = _shifted(args[0], args[1])
+    return (_as(outs, pointwise("({0} - libdevice.log({1}))", shifted, total, dtype=_F32)),)
+
+
+def _as(outs: tuple[TensorSpec, ...], node: Node) -> Node:
+    return pointwise("({0})", node, dtype=outs[0].torch_dtype)  # stays in fp32; only its nominal dtype changes
+
+
+def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    x = cast(args[0], _F32)
+    dims = tuple(d % len(x.shape) for d in args[1])
+    top = reduced("max", x, dims)
+    finite = pointwise('tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top, dtype=_F32)  # inf - inf would be NaN
+    total = reduced("sum", pointwise("libdevice.exp({0} - {1})", x, finite, dtype=_F32), dims)
+    result = pointwise("(libdevice.log({0}) + {1})", total, finite, dtype=outs[0].torch_dtype)
+    return (reshape(result, outs[0].shape),)
+
+
+def _backward(template: str) -> Handler:
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+        grad, output = cast(args[0], _F32), cast(args[1], _F32)
+        dims = (args[2] % len(output.shape),) if output.shape else ()
+        folded = pointwise("({0} * {1})", grad, output, dtype=_F32) if "exp" not in template else grad
+        total = reduced("sum", folded, dims)
+        return (pointwise(template, grad, output, total, dtype=outs[0].torch_dtype),)
+
+    return handle
+
+
+HANDLERS: dict[str, Handler] = {
+    "_softmax.default": _softmax,
+    "_log_softmax.default": _log_softmax,
+    "logsumexp.default": _logsumexp,
+    "_softmax_backward_data.default": _backward("({1} * ({0} - {2}))"),
+    "_log_softmax_backward_data.default": _backward("({0} - libdevice.exp({1}) * {2})"),
+}

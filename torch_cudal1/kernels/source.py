@@ -1,0 +1,232 @@
+"""Prints a loop nest as a Triton kernel: the row in one tile, or a loop over column tiles for each level of reductions.
+
+Shapes and strides are literals: a kernel serves exactly one set of TensorSpecs, its only arguments are pointers. Offsets are int32
+unless an address exceeds it. The text is complete: it imports Triton and nothing of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch_cudal1.kernels.index import Form, row_major
+from torch_cudal1.kernels.schedule import Nest, Statement
+
+__all__ = ["Tile", "kernel_source"]
+
+_HEADER = '''"""Generated kernel; shapes and strides are literals."""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def nan_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
+def SYMBOL('''
+_INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
+_INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
+_COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "nan_max({0}, {1})", "min": "nan_min({0}, {1})"}
+_COMBINE_INT = _COMBINE | {"max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})"}
+_FUNCTION = {"max": "nan_max", "min": "nan_min", "prod": "product"}
+_INT32_REACH = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`: columns in several steps."""
+
+    rows: int
+    columns: int = 0
+    loop: bool = False
+
+
+def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[int, ...]]:
+    """Symbol, complete text, and the Program values of its pointer arguments in order."""
+    values = tuple(dict.fromkeys(s.value for s in nest.statements if s.kind in ("load", "store")))
+    stored = {s.value for s in nest.statements if s.kind == "store"}
+    ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
+    printer = _Printer(nest, tile)
+    lines = printer.looped() if tile.loop else printer.straight()
+    arguments = ", ".join(f"p{value}" for value in ordered)
+    text = _HEADER + arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n"
+    symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return symbol, text.replace("SYMBOL", symbol), ordered
+
+
+class _Printer:
+    """Text of statements for one tile choice."""
+
+    def __init__(self, nest: Nest, tile: Tile) -> None:
+        self.nest, self.tile = nest, tile
+        self.flat = tile.columns == 0
+        self.row_mask = nest.row_count % tile.rows != 0
+        self.column_mask = not self.flat and nest.column_count % tile.columns != 0
+        self.names: dict[int, str] = {}
+        for column, base in ((False, "row"), (True, "column")):
+            atoms = [a for a in nest.atoms if a.column is column]
+            self.names |= {a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)}
+
+    def prologue(self) -> list[str]:
+        """Row indices, and column indices when they do not change."""
+        nest, tile = self.nest, self.tile
+        wide = ".to(tl.int64)" if self.wide else ""
+        spread = "" if self.flat else "[:, None]"
+        lines = [f"row = tl.program_id(0){wide} * {tile.rows} + tl.arange(0, {tile.rows}){spread}"]
+        if self.row_mask:
+            lines.append(f"row_ok = row < {nest.row_count}")
+        lines += self._digits("row", False)
+        return lines if self.flat or tile.loop else lines + self._column_lines("")
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits."""
+        accesses = max((s.access.largest for s in self.nest.statements), default=0)
+        padded = (self.nest.row_count + self.tile.rows) * (self.flat or 1)
+        return max(accesses, padded, self.nest.column_count + self.tile.columns) > _INT32_REACH
+
+    def _column_lines(self, start: str) -> list[str]:
+        wide = ".to(tl.int64)" if self.wide else ""
+        lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
+        if self.column_mask:
+            lines.append(f"column_ok = column < {self.nest.column_count}")
+        return lines + self._digits("column", True)
+
+    def _digits(self, base: str, column: bool) -> list[str]:
+        """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable."""
+        atoms = [a for a in self.nest.atoms if a.column is column]
+        if len(atoms) < 2:
+            return []
+        strides = row_major(tuple(a.extent for a in atoms))
+        lines = []
+        for i, (atom, stride) in enumerate(zip(atoms, strides, strict=True)):
+            text = base + (f" // {stride}" if stride > 1 else "") + (f" % {atom.extent}" if i else "")
+            lines.append(f"{self.names[atom.id]} = {text}")
+        return lines
+
+    def straight(self) -> list[str]:
+        """Every statement once: the whole row is in the tile."""
+        return [line for s in self.nest.statements for line in self._line(s)]
+
+    def looped(self) -> list[str]:
+        """A loop over column tiles per level; values of earlier loops are computed again rather than kept."""
+        lines: list[str] = []
+        printed: set[str] = set()
+        for level in range(self.nest.levels + 1):
+            for s in self.nest.statements:
+                if not s.columns and s.kind not in ("reduce", "store") and s.level <= level and s.name not in printed:
+                    printed.add(s.name)
+                    lines += self._line(s)
+            folds = [s for s in self.nest.statements if s.kind == "reduce" and s.level == level]
+            stores = [s for s in self.nest.statements if s.kind == "store" and s.columns and s.level == level]
+            if folds or stores:
+                lines += self._loop(folds, stores)
+        return lines + [line for s in self.nest.statements if s.kind == "store" and not s.columns for line in self._line(s)]
+
+    def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
+        shape = f"[{self.tile.rows}, {self.tile.columns}]"
+        lines = [f"acc_{s.name} = tl.full({shape}, {_neutral(s)}, {s.node.compute})" for s in folds]
+        lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
+        body = self._column_lines("start + ")
+        for s in self._inside([*folds, *stores]):
+            body += self._line(s)
+        for s in folds:
+            step = _combine(s).format(f"acc_{s.name}", s.needs[0].name)
+            body.append(f"acc_{s.name} = " + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step))
+        for s in stores:
+            body += self._line(s)
+        lines += ["    " + line for line in body]
+        return lines + [f"{s.name} = {_fold(s, f'acc_{s.name}')}" for s in folds]
+
+    def _inside(self, users: Iterable[Statement]) -> list[Statement]:
+        needed: set[str] = set()
+        stack = [n for user in users for n in user.needs]
+        while stack:
+            s = stack.pop()
+            if s.columns and s.name not in needed:
+                needed.add(s.name)
+                stack += s.needs
+        return [s for s in self.nest.statements if s.name in needed]
+
+    def _line(self, s: Statement) -> list[str]:
+        names = [n.name for n in s.needs]
+        if s.kind == "map":
+            return [f"{s.name} = {s.text.format(*names)}"]
+        if s.kind == "constant":
+            return [f"{s.name} = {s.text}"]
+        if s.kind == "position":
+            return [f"{s.name} = ({self._offset(s.access) or '0'}).to(tl.int64)" if s.access.terms else self._fixed(s)]
+        if s.kind == "load":
+            return [f"{s.name} = " + self._load(s)]
+        if s.kind == "store":
+            return [self._store(s)]
+        return self._reduce_lines(s)
+
+    def _fixed(self, s: Statement) -> str:
+        return f"{s.name} = tl.full([], {s.access.offset}, tl.int64)"
+
+    def _reduce_lines(self, s: Statement) -> list[str]:
+        source = s.needs[0]
+        text = source.name
+        if self.column_mask:
+            text = f"tl.where(column_ok, {text}, {_neutral(s)})"
+        if not (source.rows and source.columns):
+            text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
+        return [f"{s.name} = {_fold(s, text)}"]
+
+    def _offset(self, form: Form) -> str:
+        parts = [self.names[a.id] if c == 1 else f"{c} * {self.names[a.id]}" for a, c in form.terms]
+        return " + ".join(parts + ([str(form.offset)] if form.offset else []))
+
+    def _mask(self, rows: bool, columns: bool) -> str:
+        parts = ["row_ok"] * (rows and self.row_mask) + ["column_ok"] * (columns and self.column_mask)
+        return f", mask={' & '.join(parts)}" if parts else ""
+
+    def _load(self, s: Statement) -> str:
+        offset = self._offset(s.access)
+        mask = self._mask(s.rows, s.columns)
+        text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=0' if mask else ''})"
+        narrow = s.node.compute == "tl.float32" and s.node.dtype.itemsize < 4
+        return text + (".to(tl.float32)" if narrow else "")
+
+    def _store(self, s: Statement) -> str:
+        offset = self._offset(s.access)
+        # a dimension of size 1 has no loop variable: the pointers must still have the shape of the tile
+        offset += "" if s.access.rows else (" + " if offset else "") + "row * 0"
+        offset += "" if s.access.columns or not s.columns else " + column * 0"
+        return f"tl.store(p{s.value} + {offset}, {s.needs[0].name}{self._mask(True, s.columns)})"
+
+
+def _neutral(s: Statement) -> str:
+    compute = s.node.compute
+    if s.text in ("sum", "prod"):
+        return "0" if s.text == "sum" else "1"
+    if compute == "tl.float32":
+        return 'float("-inf")' if s.text == "max" else 'float("inf")'
+    return (_INT_MIN if s.text == "max" else _INT_MAX)[compute]
+
+
+def _combine(s: Statement) -> str:
+    return (_COMBINE if s.node.compute == "tl.float32" else _COMBINE_INT)[s.text]
+
+
+def _fold(s: Statement, text: str) -> str:
+    plain = s.text == "sum" or (s.text != "prod" and s.node.compute != "tl.float32")
+    if plain:
+        return f"tl.{s.text}({text}, axis=1, keep_dims=True)"
+    return f"tl.reduce({text}, 1, {_FUNCTION[s.text]}, keep_dims=True)"

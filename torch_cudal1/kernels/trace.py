@@ -1,0 +1,143 @@
+"""Reads an island's reference Program as tensor expressions: ATen steps in, output nodes with their exact specs out.
+
+Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An op without a handler, a dtype or
+an aliasing that the kernels cannot reproduce raises NotLowerableError with the reason. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels import norms, pointwise, reductions, softmax, views
+from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
+from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
+
+__all__ = ["ANCHORS", "Output", "Trace", "trace"]
+
+# family -> its ops; the first family that has an op of the island names the proposal
+ANCHORS: Mapping[str, Mapping[str, Handler]] = {
+    "softmax": softmax.HANDLERS,
+    "norm": norms.HANDLERS,
+    "reduction": reductions.HANDLERS,
+    "elementwise": pointwise.HANDLERS,
+}
+_MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output value of the reference: its number there, its expression, its spec."""
+
+    value: int
+    node: Node
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The distinct outputs, the specs of all leaves by value number, and the family."""
+
+    outputs: tuple[Output, ...]
+    leaves: Mapping[int, TensorSpec]
+    family: str
+
+
+def trace(program: Program) -> Trace:
+    """The tensor expressions of a reference Program of ATen steps. Raises NotLowerableError with the reason."""
+    leaves = _leaves(program)
+    nodes: dict[int, Node | None] = {}
+    for value, spec in leaves.items():
+        nodes[value] = Leaf(spec.shape, spec.torch_dtype, value, spec.strides)
+    specs, roots, families = dict(leaves), {value: value for value in leaves}, set()
+    if len(program.steps) > _MAX_STEPS:
+        raise NotLowerableError(f"{len(program.steps)} steps; at most {_MAX_STEPS} fit one kernel")
+    with FakeTensorMode() as mode:
+        fakes = {value: _fake(spec) for value, spec in leaves.items()}
+        for step in program.steps:
+            if not isinstance(step, Aten):
+                raise NotLowerableError(f"a step of kind {type(step).__name__}")
+            family, handler, name = _handler(step.target)
+            families.add(family)
+            results = _run_fake(step, fakes, mode)
+            outs = tuple(TensorSpec.of(result) for result in results)
+            args = tuple(_bind(arg, nodes) for arg in step.args)
+            made = handler(args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs)
+            for value, fake, spec, node in zip(step.outs, results, outs, made, strict=True):
+                fakes[value], specs[value], nodes[value] = fake, spec, node
+                roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
+    outputs = _outputs(program, nodes, specs, roots)
+    return Trace(outputs, leaves, next(family for family in ANCHORS if family in families or family == "elementwise"))
+
+
+def _leaves(program: Program) -> dict[int, TensorSpec]:
+    specs = list(program.inputs) + [TensorSpec.of(program.payloads[name]) for name in program.constants]
+    for position, spec in enumerate(specs):
+        if position < len(program.inputs) and spec.device != "cuda":
+            raise NotLowerableError(f"input {position} is on {spec.device!r}; these kernels read CUDA memory only")
+        if spec.torch_dtype not in COMPUTE or spec.numel == 0:
+            raise NotLowerableError(f"input {position} is {spec.dtype} of shape {spec.shape}")
+    return {position: TensorSpec(s.dtype, s.shape, s.strides, "cuda") for position, s in enumerate(specs)}
+
+
+def _handler(target: str) -> tuple[str, Handler, str]:
+    name = target.removeprefix("aten.")
+    for family, handlers in (*ANCHORS.items(), ("elementwise", views.HANDLERS)):
+        if name in handlers:
+            return family, handlers[name], name
+    raise NotLowerableError(f"no kernel expression for {target}")
+
+
+def _fake(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
+
+
+def _run_fake(step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
+    packet, overload = step.target.removeprefix("aten.").split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    args, kwargs = (_bind(arg, fakes) for arg in step.args), {k: _bind(v, fakes) for k, v in step.kwargs}
+    try:
+        result = op(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        raise NotLowerableError(f"{step.target} refuses these inputs: {error}") from error
+    return tuple(result) if step.many else (result,)
+
+
+def _bind(arg: Any, values: Mapping[int, Any]) -> Any:
+    if isinstance(arg, Value):
+        bound = values[arg.index]
+        if bound is None:
+            raise NotLowerableError(f"value {arg.index} is an empty result")
+        return bound
+    return tuple(_bind(item, values) for item in arg) if isinstance(arg, (tuple, list)) else arg
+
+
+def _outputs(
+    program: Program, nodes: Mapping[int, Node | None], specs: Mapping[int, TensorSpec], roots: Mapping[int, int]
+) -> tuple[Output, ...]:
+    wanted = dict.fromkeys(value for value in program.outputs if value is not None)
+    inputs = len(program.inputs) + len(program.constants)
+    if not wanted or any(roots[value] < inputs for value in wanted) or len({roots[v] for v in wanted}) < len(wanted):
+        raise NotLowerableError("an output shares memory with an input or with another output")
+    found = []
+    for value in wanted:
+        node, spec = nodes[value], specs[value]
+        if node is None or spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or spec.torch_dtype not in COMPUTE:
+            raise NotLowerableError(f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled")
+        found.append(Output(value, node, spec))
+    return tuple(found)
+
+
+def _dense(spec: TensorSpec) -> bool:
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

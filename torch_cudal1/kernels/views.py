@@ -1,0 +1,121 @@
+"""ATen view ops as index renamings: no data moves, the consumer's address arithmetic absorbs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_cudal1.kernels.index import ZERO, Index, unflatten
+from torch_cudal1.kernels.nodes import Node, View, broadcast, pointwise, reshape
+from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["ALIASING", "HANDLERS", "permuted"]
+
+
+def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    return (reshape(args[0], outs[0].shape),)
+
+
+def _expand(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    return (broadcast(args[0], outs[0].shape),)
+
+
+def permuted(node: Node, order: tuple[int, ...]) -> Node:
+    """The node with dimension i being `order[i]` of the source."""
+    shape = tuple(node.shape[d] for d in order)
+    return View(shape, node.dtype, node, lambda index: tuple(index[order.index(d)] for d in range(len(order))))
+
+
+def _permute(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    rank = len(args[0].shape)
+    return (permuted(args[0], tuple(d % rank for d in args[1])),)
+
+
+def _transpose(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node, rank = args[0], len(args[0].shape)
+    if rank == 0 or (len(args) == 1 and rank < 2):
+        return (node,)
+    first, second = (d % rank for d in (args[1:] or (0, 1)))
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return (permuted(node, tuple(order)),)
+
+
+def _sliced(node: Node, dim: int, start: int, step: int, length: int) -> Node:
+    shape = tuple(length if d == dim else size for d, size in enumerate(node.shape))
+
+    def remap(index: Index) -> Index:
+        return tuple(form.scaled(step).shifted(start) if d == dim else form for d, form in enumerate(index))
+
+    return View(shape, node.dtype, node, remap)
+
+
+def _slice(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node = args[0]
+    dim, start, _, step = args[1:] + (0, None, None, 1)[len(args) - 1 :]
+    dim, size = dim % len(node.shape), node.shape[dim]
+    first = 0 if start is None else max(0, min(size, start + size if start < 0 else start))
+    return (_sliced(node, dim, first, step, outs[0].shape[dim]),)
+
+
+def _select(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node, dim, position = args[0], args[1] % len(args[0].shape), args[2] % args[0].shape[args[1]]
+    return (reshape(_sliced(node, dim, position, 1, 1), outs[0].shape),)
+
+
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node, dim = args[0], (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % len(args[0].shape)
+    starts = [sum(o.shape[dim] for o in outs[:i]) for i in range(len(outs))]
+    return tuple(_sliced(node, dim, start, 1, o.shape[dim]) for start, o in zip(starts, outs, strict=True))
+
+
+def _repeat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node, shape = args[0], outs[0].shape
+    sizes = (1,) * (len(shape) - len(node.shape)) + node.shape
+
+    def remap(index: Index) -> Index:
+        digits = tuple(unflatten(f, (n // s, s))[1] if s > 1 else ZERO for f, n, s in zip(index, shape, sizes, strict=True))
+        return digits[len(shape) - len(node.shape) :]
+
+    return (View(shape, node.dtype, node, remap),)
+
+
+def _glu(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    node, rank = args[0], len(args[0].shape)
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % rank
+    half = node.shape[dim] // 2
+    value, gate = _sliced(node, dim, 0, 1, half), _sliced(node, dim, half, 1, half)
+    return (pointwise("({0} * tl.div_rn(1.0, 1.0 + libdevice.exp(-{1})))", value, gate, dtype=outs[0].torch_dtype),)
+
+
+# results of these ops share memory with their input in eager
+ALIASING = frozenset(
+    {
+        *(
+            "view.default",
+            "reshape.default",
+            "flatten.using_ints",
+            "unsqueeze.default",
+            "squeeze.default",
+            "squeeze.dim",
+            "squeeze.dims",
+        ),
+        *("permute.default", "transpose.int", "t.default", "expand.default", "slice.Tensor", "select.int"),
+        *("split.Tensor", "split_with_sizes.default", "alias.default", "detach.default", "contiguous.default"),
+    }
+)
+
+HANDLERS: dict[str, Handler] = {
+    **{f"{name}.default": _reshape for name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")},
+    **dict.fromkeys(("squeeze.dim", "squeeze.dims", "flatten.using_ints"), _reshape),
+    "expand.default": _expand,
+    "permute.default": _permute,
+    "transpose.int": _transpose,
+    "t.default": _transpose,
+    "slice.Tensor": _slice,
+    "select.int": _select,
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split,
+    "repeat.default": _repeat,
+    "glu.default": _glu,
+}
