@@ -76,7 +76,7 @@ class RegionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd:
-    """The whole model, host time included. Inductor's numbers are None where it cannot compile; `undone` says why a swap was undone."""
+    """The whole model, host time included. Inductor may be unable to compile: then None. `undone` says why a swap was undone."""
 
     eager_us: float
     inductor_us: float | None

@@ -177,7 +177,7 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
     if callable(found):
         return found  # type: ignore[no-any-return]
     public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-    kind = "no callable" if found is None else f"a {type(found).__name__}, not a callable, as"
+    kind = "no callable" if found is None else f"an object of type {type(found).__name__!r}, not a callable, as"
     raise TargetError(target, f"it holds {kind} {name!r}; callables there: {', '.join(public[:12]) or 'none'}")
 
 
@@ -194,21 +194,21 @@ def _build(target: str, make: Callable[[], Any]) -> Any:
 def _pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     if not isinstance(built, (tuple, list)) or len(built) != 2:
         size = f" of {len(built)}" if isinstance(built, (tuple, list)) else ""
-        raise TargetError(target, f"it returned a {type(built).__name__}{size}; a pair (module, inputs) is needed")
+        raise TargetError(target, f"it returned {type(built).__name__!r}{size}; a pair (module, inputs) is needed")
     module, inputs = built
     if not isinstance(module, torch.nn.Module):
-        raise TargetError(target, f"the first of the pair is a {type(module).__name__}; a torch.nn.Module is needed")
+        raise TargetError(target, f"the first of the pair is of type {type(module).__name__!r}; a torch.nn.Module is needed")
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, (tuple, list)):
-        raise TargetError(target, f"the inputs are a {type(inputs).__name__}; a tuple of positional inputs is needed")
+        raise TargetError(target, f"the inputs are of type {type(inputs).__name__!r}; a tuple of positional inputs is needed")
     tensors = 0
     for path, leaf in _pytree.tree_flatten_with_path(tuple(inputs))[0]:
         if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
             where = f"inputs{_pytree.keystr(path)}"
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise TargetError(
-                target, f"{where} is a {kind}; tensors, numbers and nested lists, tuples and dicts of them are allowed"
+                target, f"{where} is of type {kind!r}; tensors, numbers and nested lists, tuples and dicts of them are allowed"
             )
         tensors += isinstance(leaf, torch.Tensor)
     if not tensors:

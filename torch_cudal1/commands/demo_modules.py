@@ -134,7 +134,7 @@ MODELS = (
     Model(
         "DiagMatmul",
         "diag(a) @ b with n = 4096 (KernelBench level 1, problem 12): a full matrix product where scaling the rows is enough.",
-        lambda: (DiagMatmul(), (torch.randn(4096), torch.randn(4096, 4096))),
+        lambda: (DiagMatmul().eval(), (torch.randn(4096), torch.randn(4096, 4096))),
     ),
     Model(
         "LinearThenSum",
