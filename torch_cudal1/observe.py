@@ -54,7 +54,7 @@ def count(name: str, by: int = 1) -> None:
         _counters[name] += by
 
 
-def record(stage: str, what: str, region: str = "", **facts: Any) -> None:
+def record(stage: str, what: str, region: str = "", /, **facts: Any) -> None:
     """Keep an event and count it as "stage.what"."""
     event = Event(stage, what, region, facts, time.time())
     with _lock:

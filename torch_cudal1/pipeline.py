@@ -9,6 +9,7 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.machine import contract_for, target_for
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import Accepted, Candidate, Contract, Entry, Region, Rejected, Schedule, Target
+from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Contract, Entry, Region, Rejected, Schedule, Target
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.builtin import compose
 from torch_cudal1.source.cache import LocalCache, NotStored
@@ -120,14 +121,13 @@ def tune(
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
     say("decided", 1.0)
-    evidence = judge.evidence(best.judgement, ranking)
     return Entry(
         region_key=region.key,
         region_name=region.name,
         target=place.target,
         contract=place.contract,
         choice=best.candidate,
-        evidence={**evidence, "kind": region.kind, "granularity": region.granularity},
+        evidence=_evidence(region, best, ranking),
         tried=tuple(tried),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         package=__version__,
@@ -139,15 +139,26 @@ class _Best:
     """The best choice so far: a baseline until a candidate is accepted, then the one with the highest lower bound."""
 
     candidate: Candidate
-    judgement: Any
+    judgement: judge.Judgement | None
 
-    def or_better(self, judgement: Any) -> _Best:
-        decision = judgement.decision
-        if not isinstance(decision, Accepted):
+    def or_better(self, judgement: judge.Judgement) -> _Best:
+        if not isinstance(judgement.decision, Accepted):
             return self
-        if self.judgement is not None and decision.timing.low <= self.judgement.decision.timing.low:
+        own = self.judgement.timing if self.judgement else None
+        if own is not None and judgement.decision.timing.low <= own.low:
             return self
         return _Best(judgement.candidate, judgement)
+
+
+def _evidence(region: Region, best: _Best, ranking: judge.Ranking) -> dict[str, Any]:
+    proof = judge.evidence(best.judgement, ranking) if best.judgement else {"timing": None, "checks": []}
+    return {
+        **proof,
+        "kind": region.kind,
+        "granularity": region.granularity,
+        "baselines_us": dict(ranking.medians_us),
+        "baseline_failures": dict(ranking.failures),
+    }
 
 
 def _usable(region: Region, hit: Hit) -> Choice | None:
@@ -187,13 +198,21 @@ def _schedules(place: Place) -> list[Schedule]:
     return bases + [graphs[base] for base in bases] if place.device.type == "cuda" else bases
 
 
-def _candidates(region: Region, place: Place, ranking: Any, job: Any, deadline: float) -> Iterator[Candidate | Rejected]:
+def _fastest_first(ranking: judge.Ranking) -> list[Schedule]:
+    return [
+        name for name in sorted(SCHEDULES, key=lambda name: ranking.medians_us.get(name, math.inf)) if name in ranking.medians_us
+    ]
+
+
+def _candidates(
+    region: Region, place: Place, ranking: judge.Ranking, job: judge.Job, deadline: float
+) -> Iterator[Candidate | Rejected]:
     """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands. An island has neither."""
     if region.granularity == "island":
         return
     variant = rewritten(region, assume_finite=place.contract.assume_finite)
     if variant is not None:
-        yield from compose([(variant.program, variant.techniques)], ranking.order)
+        yield from compose([(variant.program, variant.techniques)], _fastest_first(ranking))
     if place.device.type != "cuda":
         return
     base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
@@ -202,11 +221,11 @@ def _candidates(region: Region, place: Place, ranking: Any, job: Any, deadline: 
     if replaced:
         names = tuple(sorted({name for _, names in replaced.values() for name in names}))
         program = splice(base.program, {island: callee for island, (callee, _) in replaced.items()})
-        yield from compose([(program, (variant.techniques if variant else ()) + names)], ranking.order)
+        yield from compose([(program, (variant.techniques if variant else ()) + names)], _fastest_first(ranking))
 
 
 def _island_kernels(
-    whole: Region, place: Place, job: Any, deadline: float
+    whole: Region, place: Place, job: judge.Job, deadline: float
 ) -> tuple[Mapping[Island, tuple[Program, tuple[str, ...]]], list[Rejected]]:
     """The winner of each island that a template serves; equal islands are tuned once, and their decisions are cached like any."""
     found: dict[Island, tuple[Program, tuple[str, ...]]] = {}
@@ -223,7 +242,7 @@ def _island_kernels(
     return found, refused
 
 
-def _island_entry(region: Region, place: Place, job: Any, proposals: Sequence[Any], deadline: float) -> Entry:
+def _island_entry(region: Region, place: Place, job: judge.Job, proposals: Sequence[kernels.Proposal], deadline: float) -> Entry:
     with place.cache.lock(region.key, place.target, place.contract):
         hit = resolve(region, (place.cache,), place.target, place.contract).hit
         if hit is not None and hit.stale is None:

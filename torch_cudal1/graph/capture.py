@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.fx as fx
@@ -29,11 +29,16 @@ GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]] 
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One functional ATen graph. `static` are the placeholder positions that hold parameters and buffers."""
+    """One functional ATen graph.
+
+    `static` are the placeholder positions of parameters and buffers. `origins` says where each placeholder comes from: the name of a
+    parameter or buffer, the number of a plain input, or None (saved for the backward, tangents).
+    """
 
     kind: Kind
     module: fx.GraphModule
     static: frozenset[int]
+    origins: tuple[str | int | None, ...]
 
 
 def is_dynamic(inputs: Sequence[Any]) -> bool:
@@ -44,9 +49,10 @@ def is_dynamic(inputs: Sequence[Any]) -> bool:
     )
 
 
-def capture(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[CapturedGraph, ...]:
-    """The ATen graphs of `module` at `inputs` (real or fake tensors, in placeholder order): (inference,) or (forward, backward).
+def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGraph, ...]:
+    """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward, backward).
 
+    `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters become inputs.
     Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the caller's tracing state is changed.
     """
     static = _static_placeholders(module)
@@ -54,31 +60,42 @@ def capture(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[CapturedGrap
 
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
-            found.append(CapturedGraph(kind, graph, _static_in(graph, static)))
+            found.append(CapturedGraph(kind, graph, _static_in(graph, static), _origins(graph)))
         return graph.forward
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = _partition(joint, joint_inputs, **kwargs)
-        found.append(CapturedGraph("backward", copy.deepcopy(backward), frozenset()))
+        found.append(CapturedGraph("backward", copy.deepcopy(backward), frozenset(), _origins(backward)))
         return forward, backward
 
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
     mode = detect_fake_mode(list(inputs)) or FakeTensorMode()
     try:
         with tracing(TracingContext(mode)):
-            _trace(copy.deepcopy(module), _fake(inputs, mode), keep, partition)
+            _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
     return tuple(sorted(found, key=lambda graph: graph.kind == "backward"))
 
 
-def compile_with(module: fx.GraphModule, inputs: Sequence[Any], compiler: GraphCompiler) -> Callable[..., Any]:
-    """Trace `module` as `capture` does and let `compiler` provide the callable of each graph. Returns what Dynamo expects."""
-    compiled: Callable[..., Any] = _trace(module, inputs, compiler, _partition)
-    return compiled
+def compile_with(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompiler) -> Callable[..., Any]:
+    """Trace `module` as `capture` does and let `compiler` provide the callable of each graph. The result takes `inputs`, flat.
+
+    Inside Dynamo the caller's tracing context is kept: its guards and metadata belong to the compiled frame.
+    """
+    if TracingContext.try_get() is not None:
+        return cast(Callable[..., Any], _trace(module, inputs, compiler, _partition))
+    mode = FakeTensorMode()
+    with tracing(TracingContext(mode)):
+        return cast(Callable[..., Any], _trace(module, _fake(inputs, mode), compiler, _partition))
 
 
-def _trace(module: fx.GraphModule, inputs: Sequence[Any], compiler: GraphCompiler, partition: Callable[..., Any]) -> Any:
+def _own_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Tracing may edit a graph; a module with parameters is only called, and copying its weights would be dear."""
+    return copy.deepcopy(module) if isinstance(module, fx.GraphModule) else module
+
+
+def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompiler, partition: Callable[..., Any]) -> Any:
     def of(kind: Kind) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             compiled = compiler(graph, kind)
@@ -111,22 +128,27 @@ def _fake(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     ]
 
 
-def _static_placeholders(module: fx.GraphModule) -> frozenset[int]:
-    """Positions of lifted parameters and buffers, by the mark Dynamo leaves on them."""
+def _static_placeholders(module: torch.nn.Module) -> frozenset[int]:
+    """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on them."""
+    if not isinstance(module, fx.GraphModule):
+        return frozenset()
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     return frozenset(i for i, node in enumerate(placeholders) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}))
 
 
-def _static_in(graph: fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
-    """The same positions in the ATen graph, by AOTAutograd's own numbering of plain inputs."""
+def _static_in(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
+    """Parameter and buffer positions in the ATen graph, by AOTAutograd's own description of its inputs."""
     found = set()
     for position, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
-        index = getattr(node.meta.get("desc"), "idx", None)
-        if index is None:
-            index = position if "primals" in node.name or "arg" in node.name else None
-        if index in static:
+        origin = node.meta.get("desc")
+        if type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput") or getattr(origin, "idx", None) in lifted:
             found.add(position)
     return frozenset(found)
+
+
+def _origins(graph: fx.GraphModule) -> tuple[str | int | None, ...]:
+    origins = [node.meta.get("desc") for node in graph.graph.nodes if node.op == "placeholder"]
+    return tuple(getattr(origin, "target", getattr(origin, "idx", None)) for origin in origins)
 
 
 def _first_line(error: BaseException) -> str:

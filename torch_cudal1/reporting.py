@@ -1,0 +1,91 @@
+"""Turns choices and their evidence into the records of `explanation`: what `explain` shows. It measures and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch_cudal1.explanation import Explanation, Interval, RegionReport
+from torch_cudal1.pipeline import Choice
+from torch_cudal1.records import Entry
+
+__all__ = ["entry_report", "explanation_of"]
+
+
+class Binding(Protocol):
+    """What `binding` yields for a signature: its choices, and a sentence about the whole."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]: ...
+
+
+def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
+    """One explanation over all signatures of a module."""
+    regions = [_region_report(choice) for binding in bindings for choice in binding.choices]
+    notes = [getattr(binding, "reason", "") or getattr(binding, "note", "") for binding in bindings]
+    return Explanation(target=name, device=device, regions=tuple(regions), left_out=tuple(note for note in notes if note))
+
+
+def _region_report(choice: Choice) -> RegionReport:
+    if choice.entry is not None:
+        return entry_report(choice.entry)
+    return RegionReport(
+        name=choice.region.name,
+        key=choice.region.key,
+        kind=choice.region.kind,
+        granularity=choice.region.granularity,
+        runs="the module's own forward",
+        origin="baseline",
+        reason=choice.reason,
+    )
+
+
+def entry_report(entry: Entry) -> RegionReport:
+    """An entry's evidence as a report."""
+    timing: Mapping[str, Any] = entry.evidence.get("timing") or {}
+    baselines = {name: float(us) for name, us in entry.evidence.get("baselines_us", {}).items()}
+    ours = timing.get("candidate_us", baselines.get(entry.choice.schedule))
+    return RegionReport(
+        name=entry.region_name,
+        key=entry.region_key,
+        kind=str(entry.evidence.get("kind", "inference")),
+        granularity=str(entry.evidence.get("granularity", "whole")),
+        runs=entry.choice.label,
+        origin=entry.choice.origin,
+        techniques=entry.choice.techniques,
+        schedule=entry.choice.schedule,
+        speedup=timing.get("speedup"),
+        low=timing.get("low"),
+        high=timing.get("high"),
+        vs_eager=_against(timing, baselines.get("eager"), ours),
+        vs_inductor=_against(timing, baselines.get("inductor"), ours),
+        baselines_us=baselines,
+        runs_us=ours,
+        error_ratio=_worst(entry, "numerics"),
+        worst_error=_worst(entry, "numerics_worst"),
+        tried=entry.tried,
+        reason=_reason(entry, timing),
+    )
+
+
+def _against(timing: Mapping[str, Any], baseline_us: float | None, ours_us: float | None) -> Interval | None:
+    """Speed-up over one baseline. The interval is the paired one, scaled: only the best baseline was paired with the candidate."""
+    if not baseline_us or not ours_us:
+        return None
+    ratio = baseline_us / ours_us
+    if not timing:
+        return Interval(ratio, ratio, ratio)
+    scale = ratio / timing["speedup"]
+    return Interval(ratio, min(ratio, timing["low"] * scale), max(ratio, timing["high"] * scale))
+
+
+def _worst(entry: Entry, name: str) -> float | None:
+    values = [check["value"] for check in entry.evidence.get("checks", ()) if check["name"] == name and check["value"] is not None]
+    return max(values, default=None)
+
+
+def _reason(entry: Entry, timing: Mapping[str, Any]) -> str:
+    if timing:
+        return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
+    accepted_none = f"{len(entry.tried)} candidates tried, none was right and fast enough" if entry.tried else "nothing to try"
+    return f"{entry.choice.schedule} is the fastest baseline; {accepted_none}"

@@ -1,0 +1,79 @@
+"""`cudal1 warmup`: fills the cache for targets ahead of time, so that a process on a warm cache neither searches nor compiles.
+
+One target after the other; the judge's children do the work. A target that fails is a result with its error, and the rest go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_cudal1 import observe
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.explanation import Explanation
+from torch_cudal1.module import accelerate, explain, restore
+from torch_cudal1.pipeline import Progress
+from torch_cudal1.settings import Settings
+from torch_cudal1.targets import load
+
+__all__ = ["WarmupResult", "warmup"]
+
+
+@dataclass(frozen=True)
+class WarmupResult:
+    """What became of one target: its explanation, or why it failed; `built` candidates were judged, `reused` came from the cache."""
+
+    target: str
+    explanation: Explanation | None
+    error: str | None
+    seconds: float
+    built: int
+    reused: int
+
+
+def warmup(
+    targets: str | Sequence[str],
+    *,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    training: bool = False,
+) -> tuple[WarmupResult, ...]:
+    """Tune each target (see `torch_cudal1.targets`) on the device its module is on, and store the decisions.
+
+    Modules are tuned as they are returned, train or eval; under no_grad unless `training`. Raises TargetError for a target that
+    does not exist; errors inside one are in its result.
+    """
+    chosen = (settings or Settings.from_env()).but(on_miss="tune")
+    results = []
+    for target in [targets] if isinstance(targets, str) else targets:
+        for loaded in load(target):
+            results.append(_warm(loaded.name, loaded.module, loaded.inputs, chosen, progress, training))
+    return tuple(results)
+
+
+def _warm(
+    name: str,
+    module: torch.nn.Module,
+    inputs: tuple[object, ...],
+    settings: Settings,
+    progress: Progress | None,
+    training: bool,
+) -> WarmupResult:
+    before, started = observe.report().counters, time.monotonic()
+    explanation, error = None, None
+    try:
+        with torch.set_grad_enabled(training):
+            accelerate(module, inputs, settings=settings, progress=progress)
+        explanation = explain(module)
+        restore(module)
+    except (Cudal1Error, RuntimeError, ValueError, TypeError) as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    after = observe.report().counters
+
+    def grown(counter: str) -> int:
+        return after.get(counter, 0) - before.get(counter, 0)
+
+    return WarmupResult(name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused"))
