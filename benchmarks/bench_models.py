@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
 from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
 
-__all__ = ["among", "contenders", "main", "run_model"]
+__all__ = ["among", "contenders", "kill_group", "main", "run_model"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EAGER, _COMPILE = "eager", "torch.compile"
@@ -133,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.prefill_child:
         prefill(args)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave a child on the GPU
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-bench-"))
     try:
         return _run_all(args, scratch)
@@ -190,11 +191,18 @@ def _spawn(arguments: list[str], scratch: Path, limit_s: float) -> str:
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             return f"time limit of {limit_s:.0f} s"
+        finally:
+            kill_group(process)
     last = errors.read_text(errors="replace").strip().splitlines()[-1:] or [""]
     return f"process ended with code {code}: {last[0][:300]}"
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """End a process that still runs, with everything it started in its group; nothing is done to one that has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _popen(arguments: list[str], scratch: Path, stderr: Any, threads: int = 0) -> subprocess.Popen[bytes]:
@@ -220,9 +228,9 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
                 code = process.wait(max(0.1, deadline - time.monotonic()))
                 outcome[model] = "ok" if code == 0 else f"code {code}"
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 outcome[model] = "time limit"
+            finally:
+                kill_group(process)
     return outcome
 
 

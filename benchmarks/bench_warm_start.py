@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import report
-from benchmarks.bench_models import among, contenders
+from benchmarks.bench_models import among, contenders, kill_group
 from benchmarks.compare import compare
 from benchmarks.models import MODELS, build
 from benchmarks.runner import Case, references
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.child:
         return _child(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave a child on the GPU
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
@@ -154,9 +155,9 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         raise _ChildFailed(f"{state} process: time limit of {limit_s:.0f} s") from None
+    finally:
+        kill_group(process)
     if process.returncode:
         raise _ChildFailed(
             f"{state} process ended with code {process.returncode}: {(errors.strip().splitlines() or [''])[-1][:300]}"

@@ -19,7 +19,7 @@ status=0
 # Installed if that works offline (it registers the torch.compile entry point); the checkout on PYTHONPATH otherwise.
 install() {
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-    if "$python" -m pip install -q --no-index --no-deps --no-build-isolation -e . >"$out/install.log" 2>&1; then
+    if timeout 120 "$python" -m pip install -q --no-index --no-deps --no-build-isolation -e . >"$out/install.log" 2>&1; then
         echo "installed from the checkout"
     else
         echo "not installed (see install.log): the package runs from PYTHONPATH, without its entry points"

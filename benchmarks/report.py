@@ -90,6 +90,9 @@ def summarise(rows: Sequence[Row], contender: str) -> dict[str, Any]:
         "geomean": _geomean(ratios),
         "geomean_clamped": _geomean([max(1.0, ratio) for ratio in ratios]),
         "slower": sorted(case for case, ratio in against.items() if ratio["speedup"] < SLOWER),
+        "slower_beyond_noise": sorted(case for case, ratio in against.items() if ratio["high"] < SLOWER),
+        "unsteady": sorted(case for case, ratio in against.items() if not ratio["steady"]),
+        "fell_back": sorted(f"{row.model}/{row.phase}" for row in mine if row.counters.get("fallbacks")),
         "won": sorted(case for case, ratio in against.items() if ratio["low"] >= 1.05),
     }
 

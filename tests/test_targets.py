@@ -139,7 +139,7 @@ def test_a_file_whose_import_failed_leaves_no_half_made_module(tmp_path: Path) -
     ],
 )
 def test_a_target_that_leads_nowhere_says_what_was_looked_for(target: str, problem: str) -> None:
-    with pytest.raises(TargetError, match="Expected file.py:callable") as caught:
+    with pytest.raises(TargetError, match=r"Expected file\.py:callable") as caught:
         load(target)
     assert problem in str(caught.value)
 

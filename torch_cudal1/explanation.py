@@ -76,14 +76,13 @@ class RegionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd:
-    """The whole model, host time included. Inductor may be unable to compile: then None. `undone` says why a swap was undone."""
+    """The whole model, host time included; None where Inductor cannot compile it."""
 
     eager_us: float
     inductor_us: float | None
     ours_us: float
     vs_eager: Interval
     vs_inductor: Interval | None
-    undone: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -92,13 +91,17 @@ class EndToEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A model's regions, why other parts are none (`left_out`, one sentence each), and the end-to-end measurement if made."""
+    """A model's regions, why other parts are none (`left_out`, one sentence each), and the end-to-end measurement if made.
+
+    `undone` is empty, or says why the model's own forward runs although regions were won (the whole call did not get faster).
+    """
 
     target: str
     device: str
     regions: tuple[RegionReport, ...] = ()
     left_out: tuple[str, ...] = ()
     end_to_end: EndToEnd | None = None
+    undone: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

@@ -9,7 +9,6 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,13 +198,16 @@ def _schedules(place: Place) -> list[Schedule]:
 
 
 def _fastest_first(ranking: judge.Ranking) -> list[Schedule]:
-    return [
-        name for name in sorted(SCHEDULES, key=lambda name: ranking.medians_us.get(name, math.inf)) if name in ranking.medians_us
-    ]
+    ran = [name for name in SCHEDULES if name in ranking.medians_us]
+    return sorted(ran, key=lambda name: ranking.medians_us[name])
 
 
 def _candidates(
-    region: Region, place: Place, ranking: judge.Ranking, job: judge.Job, deadline: float
+    region: Region,
+    place: Place,
+    ranking: judge.Ranking,
+    job: judge.Job,
+    deadline: float,
 ) -> Iterator[Candidate | Rejected]:
     """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands. An island has neither."""
     if region.granularity == "island":

@@ -24,7 +24,7 @@ __all__ = ["WarmupResult", "warmup"]
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What became of one target: its explanation, or why it failed; `built` candidates were judged, `reused` came from the cache."""
+    """What became of one target: its explanation, or why it failed; `built` candidates judged, `reused` decisions found cached."""
 
     target: str
     explanation: Explanation | None

@@ -37,6 +37,8 @@ def test_the_summary_is_against_the_better_baseline() -> None:
     assert found["geomean"] == pytest.approx(math.prod([1.5, 0.9, 1.0]) ** (1 / 3))
     assert found["geomean_clamped"] == pytest.approx(1.5 ** (1 / 3))
     assert found["slower"] == ["slower_than_compile/inference"]
+    assert found["slower_beyond_noise"] == ["slower_than_compile/inference"]
+    assert found["unsteady"] == []
     assert found["won"] == ["faster/inference"]
 
 
@@ -44,6 +46,14 @@ def test_failures_and_wrong_answers_are_named_and_enter_no_mean() -> None:
     found = summarise(ROWS, OURS)
     assert (found["failed"], found["wrong"]) == (["crashed/inference"], ["bad/train"])
     assert summarise([ROWS[3]], OURS)["geomean"] is None
+
+
+def test_noise_is_told_apart_from_a_regression() -> None:
+    noisy = {"speedup": 0.9, "low": 0.5, "high": 1.3, "steady": 0.0}
+    row = Row("noisy", "train", OURS, "ok", vs_eager=noisy, counters={"fallbacks": 1})
+    found = summarise([row], OURS)
+    assert (found["slower"], found["slower_beyond_noise"]) == (["noisy/train"], [])
+    assert found["unsteady"] == found["fell_back"] == ["noisy/train"]
 
 
 def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_path: Path) -> None:

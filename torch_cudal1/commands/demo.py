@@ -102,18 +102,17 @@ def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallbac
         torch.manual_seed(_SEED)
         module, inputs = moved(*model.build(), job.device)
     reference = measure.exact(module, inputs)
-    ours = cudal1.accelerate(
-        copy.deepcopy(module),
-        inputs,
-        settings=job.settings.but(budget_s=max(1.0, share_s * _SEARCH_SHARE)),
-        progress=lambda what, fraction: progress(what, None if fraction is None else fraction * 0.6),
-    )
-    with torch.no_grad():
+    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+        ours = cudal1.accelerate(
+            copy.deepcopy(module),
+            inputs,
+            settings=job.settings.but(budget_s=max(1.0, share_s * _SEARCH_SHARE)),
+            progress=lambda what, fraction: progress(what, None if fraction is None else fraction * 0.6),
+        )
         errors = [measure.scaled_error(run(*inputs), reference) for run in (ours, module)]
     explanation = replace(cudal1.explain(ours), target=model.name)
     progress("timing it against eager and torch.compile", 0.7)
-    undone = explanation.end_to_end.undone if explanation.end_to_end else ""
-    timed = measure.end_to_end(module, ours, inputs, budget_s=share_s * _TIMING_SHARE, undone=undone)
+    timed = measure.end_to_end(module, ours, inputs, budget_s=share_s * _TIMING_SHARE)
     return Story(
         explanation=replace(explanation, end_to_end=timed),
         description=model.description,

@@ -18,9 +18,7 @@ from torch_cudal1.judge.timing import PairedSummary, sample_pairs, summarise
 __all__ = ["end_to_end", "exact", "scaled_error"]
 
 
-def end_to_end(
-    eager: torch.nn.Module, ours: torch.nn.Module, inputs: tuple[Any, ...], *, budget_s: float, undone: str = ""
-) -> EndToEnd:
+def end_to_end(eager: torch.nn.Module, ours: torch.nn.Module, inputs: tuple[Any, ...], *, budget_s: float) -> EndToEnd:
     """Times of `eager`, of torch.compile (Inductor, default mode) and of `ours` on the same inputs, without gradients.
 
     `budget_s` bounds the timing; compiling comes on top.
@@ -38,7 +36,6 @@ def end_to_end(
         ours_us=against_eager.b_us,
         vs_eager=_interval(against_eager),
         vs_inductor=_interval(against_inductor) if against_inductor else None,
-        undone=undone,
     )
 
 

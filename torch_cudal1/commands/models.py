@@ -88,9 +88,8 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
 
 def _explained(loaded: targets.Loaded, settings: Settings, progress: ProgressCallback) -> Explanation:
     targets.try_call(loaded)
-    module = cudal1.accelerate(loaded.module, loaded.inputs, settings=settings, progress=progress)
-    with torch.no_grad():
-        module(*loaded.inputs)
+    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+        module = cudal1.accelerate(loaded.module, loaded.inputs, settings=settings, progress=progress)
     found: Explanation = cudal1.explain(module)
     return replace(found, target=loaded.name)
 

@@ -6,7 +6,9 @@ Criterion (A)-(D) of VALIDATION 3.4. It compares values; form, aliasing and repe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -51,8 +53,7 @@ def compare(
     if not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
         return _exactly(candidate, baseline, exact)
     if baseline.dtype.is_complex:
-        candidate, baseline = torch.view_as_real(candidate), torch.view_as_real(baseline)
-        exact = None if exact is None else torch.view_as_real(exact)
+        candidate, baseline, exact = _parts(candidate), _parts(baseline), _parts(exact)
     special = _special_values(candidate, baseline, exact)
     if special is not None:
         return special
@@ -72,14 +73,13 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return torch.equal(left.contiguous().reshape(-1).view(torch.uint8), right.contiguous().reshape(-1).view(torch.uint8))
 
 
-def same_masks(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None = None) -> Comparison:
-    """NaN and infinities only: where eager has them, or finite where float64 is. Integers and booleans hold none."""
-    if candidate.shape != baseline.shape or not (baseline.dtype.is_floating_point or baseline.dtype.is_complex):
-        return Comparison(candidate.shape == baseline.shape)
-    if baseline.dtype.is_complex:
-        candidate, baseline = torch.view_as_real(candidate), torch.view_as_real(baseline)
-        exact = None if exact is None else torch.view_as_real(exact)
-    return _special_values(candidate, baseline, exact) or Comparison(True)
+def same_masks(candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None) -> Comparison:
+    """NaN and infinities only: each element as one of `references` has it, or finite where float64 is."""
+    first = references[0]
+    if candidate.shape != first.shape or not (first.dtype.is_floating_point or first.dtype.is_complex):
+        return Comparison(candidate.shape == first.shape)
+    wrong = torch.stack([_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]).all(0)
+    return _told_mismatch(wrong)
 
 
 def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
@@ -115,17 +115,30 @@ def _exactly(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tenso
 
 
 def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison | None:
-    """VALIDATION 3.4.1: NaN and Inf where eager has them, or a finite number where float64 is finite and fits the type."""
+    """None when the masks agree, else the failure."""
     if bool(baseline.isfinite().all()) and bool(candidate.isfinite().all()):
         return None
+    found = _told_mismatch(_mask_mismatch(candidate, baseline, exact))
+    return None if found.passed else found
+
+
+def _mask_mismatch(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
+    """VALIDATION 3.4.1: NaN and Inf where eager has them, or a finite number where float64 is finite and fits the type."""
     alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
     allowed = alike | (baseline.isfinite() & candidate.isfinite())
     if exact is not None:
         allowed |= candidate.isfinite() & (exact.abs() <= torch.finfo(baseline.dtype).max)
-    wrong = int((~allowed).sum())
-    if wrong:
-        return Comparison(False, detail=f"NaN or infinity differs from eager's in {wrong} of {baseline.numel()} elements")
-    return None
+    return ~allowed
+
+
+def _told_mismatch(wrong: torch.Tensor) -> Comparison:
+    count = int(wrong.sum())
+    detail = f"NaN or infinity differs from eager's in {count} of {wrong.numel()} elements" if count else ""
+    return Comparison(not count, detail=detail)
+
+
+def _parts(tensor: Any) -> Any:
+    return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
 
 
 def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:

@@ -168,7 +168,7 @@ def tried(judgement: Judgement) -> dict[str, Any]:
 
 def _validated(trial: Trial, job: Job) -> Verdict:
     try:
-        load(trial.child, "candidate", trial.candidate, trial.region)
+        trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
         return Verdict((Check(error.detector, False, detail=f"{error.stage}: {error.found}"),), job.settings.profile)
     return validate(trial, profile=job.settings.profile)
@@ -176,7 +176,7 @@ def _validated(trial: Trial, job: Job) -> Verdict:
 
 def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:
     try:
-        load(trial.child, "baseline", ranking.best, trial.region)
+        trial.load("baseline", ranking.best)
     except CandidateFailure as error:
         raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
     names = [sample.name for sample in list(trial.samples.values())[:2]]
@@ -195,18 +195,6 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:
         high=summary.high,
         pairs=summary.pairs,
         baselines_us=dict(ranking.medians_us),
-    )
-
-
-def load(child: Child, slot: str, candidate: Candidate, region: Region) -> None:
-    """Put a candidate into a slot of a child. Raises CandidateFailure."""
-    child.call(
-        "load",
-        slot=slot,
-        program=candidate.program.to_json(),
-        payloads=write_payloads(candidate.program, child.new_file()),
-        schedule=candidate.schedule,
-        static=[index for index, role in enumerate(region.roles) if role != "input"],
     )
 
 
@@ -238,7 +226,7 @@ def _race(
 def _tried_schedule(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) -> tuple[str, Outputs | None]:
     """Load the reference under a schedule and call it once: why it is out of the race ("" if it is not), and its outputs."""
     try:
-        load(trial.child, name, Candidate(trial.region.program, name, "baseline"), trial.region)
+        trial.load(name, Candidate(trial.region.program, name, "baseline"))
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
         return error.found, None

@@ -22,9 +22,10 @@ from torch_cudal1.judge.inputs import clone_strided, make_inputs, unproven_integ
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.judge.properties import describe
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.transport import write_payloads
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Contract, Region
+from torch_cudal1.records import Candidate, Contract, Region, Schedule
 
 __all__ = ["Outputs", "ReferenceFailure", "Result", "Sample", "Trial"]
 
@@ -84,6 +85,7 @@ class Trial:
     examples: Sequence[torch.Tensor] | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
+    references: set[Schedule] = field(default_factory=set)
 
     def draw(self, distribution: str) -> Sample:
         """A new input set under a secret seed, or the user's own examples ("examples"); the child gets a copy."""
@@ -104,6 +106,24 @@ class Trial:
     def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call the candidate in the child. Raises CandidateFailure."""
         return self.call_slot("candidate", sample.name, hold=hold, deadline_s=deadline_s)
+
+    def load(self, slot: str, candidate: Candidate) -> None:
+        """Put a Program under a schedule into a slot of the child. Raises CandidateFailure."""
+        self.child.call(
+            "load",
+            slot=slot,
+            program=candidate.program.to_json(),
+            payloads=write_payloads(candidate.program, self.child.new_file()),
+            schedule=candidate.schedule,
+            static=[index for index, role in enumerate(self.region.roles) if role != "input"],
+        )
+
+    def reference_in_child(self, schedule: Schedule, sample: Sample) -> Outputs:
+        """The reference Program under a schedule, run in the child. Raises CandidateFailure."""
+        if schedule not in self.references:
+            self.load(f"reference {schedule}", Candidate(self.region.program, schedule, "baseline"))
+            self.references.add(schedule)
+        return self.call_slot(f"reference {schedule}", sample.name).outputs
 
     def call_slot(self, slot: str, inputs: str, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call what is in a slot of the child on an input set. Raises CandidateFailure."""

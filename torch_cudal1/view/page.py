@@ -58,11 +58,10 @@ def winners(explanation: Explanation) -> str:
         if region.swapped:
             label = " + ".join(region.techniques) or region.runs
             names[label] = names.get(label, 0) + 1
-    undone = explanation.end_to_end is not None and explanation.end_to_end.undone
-    if names and not undone:
+    if names and not explanation.undone:
         return ", ".join(f"{label} ({count})" if count > 1 else label for label, count in names.items())
     baselines = sorted({region.runs for region in explanation.regions if not region.swapped}) or ["eager"]
-    return "undone, baseline runs" if undone else f"no swap ({', '.join(baselines)} runs)"
+    return "undone, baseline runs" if explanation.undone else f"no swap ({', '.join(baselines)} runs)"
 
 
 def _summary(stories: Sequence[Story]) -> str:
@@ -129,6 +128,8 @@ def _story(story: Story) -> str:
         parts.append(f'<p class="note bad">{_e(story.problem)}</p>')
     if explanation.end_to_end is not None:
         parts.append(_end_to_end(explanation.end_to_end))
+    if explanation.undone:
+        parts.append(f'<p class="note">What was won was taken back: {_e(explanation.undone)}</p>')
     parts += [_region(region) for region in explanation.regions]
     if explanation.left_out:
         items = "".join(f"<li>{_e(reason)}</li>" for reason in explanation.left_out)
@@ -139,8 +140,7 @@ def _story(story: Story) -> str:
 def _end_to_end(measured: EndToEnd) -> str:
     times = (("eager", measured.eager_us), ("torch.compile", measured.inductor_us), ("accelerated", measured.ours_us))
     items = "".join(f"<div><dt>{_e(name)}</dt><dd>{_e(text.latency(us))}</dd></div>" for name, us in times)
-    undone = f'<p class="note">The swap was taken back: {_e(measured.undone)}</p>' if measured.undone else ""
-    return f'<dl class="times">{items}</dl>{undone}'
+    return f'<dl class="times">{items}</dl>'
 
 
 def _region(region: RegionReport) -> str:

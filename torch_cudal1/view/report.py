@@ -41,8 +41,10 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     if measured is not None:
         screen.line(
             f"end to end: {text.latency(measured.ours_us)}; {text.speedup(measured.vs_eager)} vs eager, "
-            f"{text.speedup(measured.vs_inductor)} vs Inductor" + (f"; undone: {measured.undone}" if measured.undone else "")
+            f"{text.speedup(measured.vs_inductor)} vs Inductor"
         )
+    if explanation.undone:
+        screen.line(f"taken back: {explanation.undone}")
     screen.line("")
 
 

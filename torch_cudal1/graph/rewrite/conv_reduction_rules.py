@@ -7,7 +7,6 @@ move so few operations per byte that reading the input several times costs more 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch_cudal1.graph.rewrite.reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,
+    bounds,
     choose,
     finish,
     parse,
@@ -96,8 +96,8 @@ def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
         return False
     sizes = [1 if axis in spatial else size for axis, size in enumerate(conv.out[2:])]
     before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
-    # Every window of the first reduced dim reads the input twice (sum, bounds); padding copies it.
-    passes = 2 * conv.kernel[spatial[0]] + 2
+    # Every tap of the first reduced dim reads the input 3 times (sum, least, greatest); padding copies it.
+    passes = 3 * conv.kernel[spatial[0]] + 2
     left = math.prod(sizes) if not conv.transposed else math.prod(s for a, s in enumerate(shape(conv.x)[2:]) if a not in spatial)
     flops = 4.0 * conv.out[0] * math.prod(shape(conv.weight)) * left
     return before >= _GAIN * work(flops, passes * math.prod(shape(conv.x)) + 3 * math.prod(shape(conv.weight)))
@@ -135,7 +135,7 @@ def _push_positions(gm: fx.GraphModule) -> int:
     dims that are not reduced stay a convolution of lower rank with C * (taps of the reduced dims) channels. For a transposed
     convolution tap t meets the inputs whose copy is not cropped away: without cropping all of them, so S is a plain sum.
 
-    Before: 2 N O C T P flops (T taps, P positions); after: 4 N O C T, the input read 2k times (k taps of the first dim), mostly
+    Before: 2 N O C T P flops (T taps, P positions); after: 4 N O C T, the input read 3k times (k taps of the first dim), mostly
     from cache. Valid for any stride, padding and dilation, groups 1, each tap meeting something, the convolution used once.
     Mask-exact for any input, and for infinite weights as far as eager is one thing: whether the zeros of a padding meet an infinite
     weight differs between PyTorch's own algorithms (float32 and float64 on CPU); here they do, as in a GEMM over patches.
@@ -206,7 +206,7 @@ def _tap_sums(
         views = {part: _tap_view(graph, conv, axis, part) for part in dict.fromkeys(parts)}
         return (
             reduced(graph, kind, views[total], [-1]),
-            *_bounds(graph, views[low], views[high], -1, False),
+            *bounds(graph, views[low], views[high], [-1]),
         )
     windows = _windows(conv, axis) or []
     done = {window: _window_sums(graph, conv, axis, kind, parts, window) for window in dict.fromkeys(windows)}
@@ -243,14 +243,7 @@ def _window_sums(
     value = reduced(graph, kind, total, [dim], keepdim=True)
     if kind == "mean":  # of the output, which has another number of positions than the window
         value = call(graph, aten.mul.Tensor, value, (window[1] - window[0]) / conv.out[dim])
-    return value, *_bounds(graph, low, high, dim, True)
-
-
-def _bounds(graph: fx.Graph, low: fx.Node, high: fx.Node, dim: int, keepdim: bool) -> tuple[fx.Node, fx.Node]:
-    if low is high:
-        both = call(graph, aten.aminmax.default, low, dim=dim, keepdim=keepdim)
-        return call(graph, operator.getitem, both, 0), call(graph, operator.getitem, both, 1)
-    return call(graph, aten.amin.default, low, [dim], keepdim), call(graph, aten.amax.default, high, [dim], keepdim)
+    return value, *bounds(graph, low, high, [dim], keepdim=True)
 
 
 def _push_channels(gm: fx.GraphModule) -> int:
@@ -266,7 +259,7 @@ def _push_channels(gm: fx.GraphModule) -> int:
 def _over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind) -> fx.Node:
     axis = conv.out_axis
     total = reduced(graph, kind, conv.weight, [axis], keepdim=True)
-    twin = split_signs(graph, total, *_bounds(graph, conv.weight, conv.weight, axis, True))
+    twin = split_signs(graph, total, *bounds(graph, conv.weight, conv.weight, [axis], keepdim=True))
     weight = call(graph, aten.cat.default, [total, twin], axis)
     value = call(
         graph,

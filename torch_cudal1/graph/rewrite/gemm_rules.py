@@ -201,7 +201,7 @@ def _merge_as_columns(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> Non
 
 
 def _takes_strides(graph: fx.Graph, group: list[_Gemm], width: int) -> bool:
-    """Whether the graph still works if each sibling is columns of a matrix `width` wide: its views exist, its calls keep their strides."""
+    """Whether the graph works if each sibling is columns of a matrix `width` wide: views still exist, calls keep their strides."""
     mode = fake_mode(graph)
     if mode is None:
         return False

@@ -6,7 +6,6 @@ Every rule here keeps NaN and infinity where eager puts them (`reductions` tells
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch_cudal1.graph.rewrite.reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,
+    bounds,
     choose,
     finish,
     parse,
@@ -97,7 +97,7 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
     b, m, k, n = product.sizes
     before = work(2.0 * b * m * k * n, b * (m * k + k * n + 2 * m * n))
     if len(product.seen) - 1 in dims:
-        return before >= _GAIN * work(4.0 * b * m * k, b * (2 * k * n + m * k + 6 * m))
+        return before >= _GAIN * work(4.0 * b * m * k, b * (3 * k * n + m * k + 6 * m))
     if not _sums_rows(product, dims):
         return False
     left = 1 if product.batched else m
@@ -109,7 +109,7 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
 def _push_linear(gm: fx.GraphModule) -> int:
     """sum or mean of x @ w + b, before: GEMM (2MKN flops), write and read MN; after: reduce w or x first, then a thin product.
 
-    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read twice (sum; least and greatest for the signs).
+    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read 3 times (sum, and least and greatest for the signs).
     Over rows:    (x @ w + b).sum(0)  -> x.sum(0) @ w + M * b: 4KN flops, x read up to three times.
     Over both: columns first, then the vector that is left. The same for `mm`, `addmm`, `bmm`, through the views of a batched linear
     layer, and with scaling by numbers and additions of anything in between.
@@ -137,8 +137,7 @@ def _push_linear(gm: fx.GraphModule) -> int:
 def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
     """The product without bias, reduced over its last dim and any others; reduced dims kept as 1."""
     total = reduced(graph, kind, product.right, [-1])
-    bounds = call(graph, aten.aminmax.default, product.right, dim=-1)
-    low, high = (call(graph, operator.getitem, bounds, i) for i in (0, 1))
+    low, high = bounds(graph, product.right, product.right, [-1])
     pair = call(graph, aten.stack.default, [total, split_signs(graph, total, low, high)], -2)
     multiply = aten.bmm.default if product.batched else aten.mm.default
     both = call(graph, multiply, pair, call(graph, aten.transpose.int, product.left, -2, -1))
@@ -159,7 +158,7 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
         rows, inside = call(graph, aten.view.default, product.left, [*product.seen[:-1], k]), list(dims)
         later, kept = [], [1 if dim in dims else size for dim, size in enumerate(product.seen)]
     total = reduced(graph, kind, rows, inside)
-    low, high = call(graph, aten.amin.default, rows, inside), call(graph, aten.amax.default, rows, inside)
+    low, high = bounds(graph, rows, rows, inside)
     twin = split_signs(graph, total, low, high)
     if product.batched:
         both = call(graph, aten.bmm.default, call(graph, aten.stack.default, [total, twin], 1), product.right)

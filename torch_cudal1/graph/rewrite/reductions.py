@@ -28,6 +28,7 @@ __all__ = [
     "Kind",
     "Path",
     "Reduction",
+    "bounds",
     "choose",
     "finish",
     "parse",
@@ -172,6 +173,11 @@ def reduced(graph: fx.Graph, kind: Kind, value: fx.Node, dims: Sequence[int], *,
 def finish(graph: fx.Graph, reduction: Reduction, value: fx.Node) -> fx.Node:
     """`value` (reduced dims kept as 1) in the form of `reduction.node`."""
     return value if reduction.keepdim or not reduction.dims else call(graph, aten.squeeze.dims, value, list(reduction.dims))
+
+
+def bounds(graph: fx.Graph, low: fx.Node, high: fx.Node, dims: Sequence[int], *, keepdim: bool = False) -> tuple[fx.Node, fx.Node]:
+    """Least of `low` and greatest of `high` over `dims`. (Two calls: `aminmax` over a dim is 12 times slower on CPU.)"""
+    return call(graph, aten.amin.default, low, list(dims), keepdim), call(graph, aten.amax.default, high, list(dims), keepdim)
 
 
 def split_signs(graph: fx.Graph, value: fx.Node, low: fx.Node, high: fx.Node) -> fx.Node:
