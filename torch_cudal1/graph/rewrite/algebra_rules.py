@@ -1,0 +1,342 @@
+"""Rules of matrix algebra: products with a diagonal matrix, and scalars that meet a product.
+
+They change rounding at most; NaN and infinity come out as in the captured graph unless a rule says `finite_only`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx as fx
+
+from torch_cudal1.graph.rewrite.alias import VIEWS
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    calls,
+    dtype,
+    is_op,
+    is_tensor,
+    replace,
+    scalar,
+    shape,
+    strides,
+    uses_once,
+    val,
+    with_strides,
+)
+from torch_cudal1.graph.rewrite.rule import Rule
+
+__all__ = ["RULES"]
+
+aten = torch.ops.aten
+_Factor: TypeAlias = float | fx.Node
+_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default)
+_SUMS = (aten.addmm.default, aten.baddbmm.default)
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any]:
+    """The two factors of a matrix product."""
+    return (node.args[1], node.args[2]) if is_op(node, *_SUMS) else (node.args[0], node.args[1])
+
+
+# --- diagonal matrices ---
+
+
+def diag_matmul(gm: fx.GraphModule) -> int:
+    """`diag(v) @ B` -> `v[:, None] * B`, `A @ diag(v)` -> `A * v`, with NaN where the zeros off the diagonal would have made it.
+
+    Before, row i of `diag(v) @ B` is `v[i] * B[i, j] + sum over k != i of 0 * B[k, j]`, and `0 * inf` and `0 * nan` are NaN. So an
+    element is NaN as soon as its column holds a non-finite value in *another* row: the count of non-finite values per column, less
+    its own. Cost: one reduction and one elementwise pass over B instead of 2 n^3 operations. Holds for mm, bmm, mv, addmm and
+    baddbmm, from either side; rounding is that of one product instead of a sum of n, signs of zero may differ.
+    """
+    return _diagonal_products(gm, exact=True)
+
+
+def diag_matmul_finite(gm: fx.GraphModule) -> int:
+    """`diag(v) @ B` -> `v[:, None] * B`: `diag_matmul` without the count, right only for finite values."""
+    return _diagonal_products(gm, exact=False)
+
+
+def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
+    sites = 0
+    for node in calls(gm, *_PRODUCTS, *_SUMS):
+        left, right = _operands(node)
+        if dtype(node).is_complex or dtype(node) == torch.bool:
+            continue
+        with gm.graph.inserting_before(node):
+            if (vector := _diagonal_of(left)) is not None:
+                scale = vector if is_op(node, aten.mv.default) else call(gm.graph, aten.unsqueeze.default, vector, -1)
+                product = _scaled(gm.graph, scale, right, over=-1 if is_op(node, aten.mv.default) else -2, exact=exact)
+            elif (vector := _diagonal_of(right)) is not None:
+                scale = call(gm.graph, aten.unsqueeze.default, vector, -2)
+                product = _scaled(gm.graph, scale, left, over=-1, exact=exact)
+            else:
+                continue
+            new = _laid_out(gm.graph, _add_bias(gm.graph, node, product), node)
+        if new is not None:
+            replace(node, new)
+            sites += 1
+    return sites
+
+
+def _scaled(graph: fx.Graph, scale: fx.Node, matrix: fx.Node, *, over: int, exact: bool) -> fx.Node:
+    product = call(graph, aten.mul.Tensor, matrix, scale)
+    if not exact or not dtype(matrix).is_floating_point:
+        return product
+    zero = call(graph, aten.mul.Tensor, matrix, 0)  # NaN where the element is not finite; NaN != 0
+    odd = call(graph, aten._to_copy.default, call(graph, aten.ne.Scalar, zero, 0), dtype=torch.float32)
+    others = call(graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd)
+    return call(graph, aten.masked_fill.Scalar, product, call(graph, aten.gt.Scalar, others, 0), math.nan)
+
+
+def _add_bias(graph: fx.Graph, node: fx.Node, product: fx.Node) -> fx.Node:
+    """`beta * bias + alpha * product` for addmm and baddbmm, else the product."""
+    if not is_op(node, *_SUMS):
+        return product
+    bound = arguments(node)
+    alpha, beta, bias = bound["alpha"], bound["beta"], node.args[0]
+    product = product if alpha == 1 else call(graph, aten.mul.Tensor, product, alpha)
+    if beta == 0:  # then the bias is ignored, NaN and all
+        return product
+    return call(graph, aten.add.Tensor, product, bias, alpha=beta)
+
+
+def _laid_out(graph: fx.Graph, new: fx.Node, node: fx.Node) -> fx.Node | None:
+    if dtype(new) != dtype(node) or shape(new) != shape(node):
+        return None
+    return new if strides(new) == strides(node) else with_strides(graph, new, shape(node), strides(node))
+
+
+def _diagonal_of(node: object) -> fx.Node | None:
+    """`v` if `node` is `diag_embed(v)`, maybe transposed (it is symmetric) or expanded over new leading dimensions."""
+    while is_op(node, aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default):
+        rank, source = len(shape(node)), node.args[0]
+        if not is_tensor(source) or shape(source)[-2:] != shape(node)[-2:]:
+            return None
+        if is_op(node, aten.permute.default):
+            dims = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
+            kept = dims[:-2] == list(range(rank - 2))
+        else:
+            moved = {int(dim) % rank for dim in node.args[1:]} if is_op(node, aten.transpose.int) else set()  # type: ignore[arg-type]
+            kept = moved <= {rank - 1, rank - 2}
+        if not kept:
+            return None
+        node = source
+    if not is_op(node, aten.diag_embed.default):
+        return None
+    bound, rank = arguments(node), len(shape(node))
+    plain = bound["offset"] == 0 and {bound["dim1"] % rank, bound["dim2"] % rank} == {rank - 1, rank - 2}
+    return node.args[0] if plain and is_tensor(node.args[0]) else None
+
+
+# --- scalars ---
+
+
+def scalar_folding(gm: fx.GraphModule) -> int:
+    """`(x @ w) * s`, `(x * s) @ w` -> `addmm(..., alpha=s)`; `conv(x, w, b) * s` -> `conv(x, w * s, b * s)`; for a known number s.
+
+    The scale of a product costs nothing inside it; a bias is scaled apart (it is small). For convolution the weight is scaled on
+    every call, so it is never stale: valid when the weight is a quarter of the output or less and s is between 2^-16 and 2^16 (no
+    overflow of sane weights), exact in half precisions only for powers of two, so only those. s is finite and not 0, hence NaN
+    and infinity go the same way; a scale that is a step of attention stays, because it would hide the pattern from fused kernels.
+    """
+    return sum(_fold_after(gm, node) or _fold_before(gm, node) for node in calls(gm))
+
+
+def tensor_scale_folding(gm: fx.GraphModule) -> int:
+    """`(x @ w) * s` -> `x @ (w * s)` for a 0-dim tensor s and an operand of at most half the output.
+
+    For finite values only: an infinite s makes NaN of zero weights where it made infinity of their sum.
+    """
+    sites = 0
+    for node in calls(gm, aten.mul.Tensor):
+        for this, other in ((0, 1), (1, 0)):
+            source, factor = node.args[this], node.args[other]
+            if not is_tensor(source) or not is_tensor(factor) or shape(factor) != () or scalar(factor) is not None:
+                continue
+            product = _through_views(source)
+            if dtype(node) != dtype(source) or product is None or not is_op(product, *_PRODUCTS, *_SUMS, aten.convolution.default):
+                continue
+            if _scale_operand(gm.graph, product, factor, share=2):
+                replace(node, source)
+                sites += 1
+                break
+    return sites
+
+
+def _scale_of(node: object) -> tuple[fx.Node, float] | None:
+    """`(x, s)` if `node` is `x` times a number `s`, finite and not 0, with the dtype and shape of `x`."""
+    if is_op(node, aten.neg.default):
+        source, number = node.args[0], -1.0
+    elif is_op(node, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        divides = is_op(node, aten.div.Tensor, aten.div.Scalar)
+        first, second = node.args[0], node.args[1]
+        if not divides and scalar(first) is not None:
+            first, second = second, first
+        found, source = scalar(second), first
+        if found is None or not found:
+            return None
+        number = 1.0 / found if divides else float(found)
+    else:
+        return None
+    same = is_tensor(source) and is_tensor(node) and dtype(source) == dtype(node) and shape(source) == shape(node)
+    if not same or not dtype(node).is_floating_point or not math.isfinite(number) or not number:
+        return None
+    return source, number  # type: ignore[return-value]
+
+
+def _through_views(node: fx.Node) -> fx.Node | None:
+    """What `node` is a view of, if each on the way, it included, is used once."""
+    while uses_once(node):
+        if not is_op(node, *VIEWS):
+            return node
+        node = node.args[0]  # type: ignore[assignment]
+    return None
+
+
+def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
+    found = _scale_of(node)
+    product = _through_views(found[0]) if found else None
+    if found is None or product is None or strides(found[0]) != strides(node):
+        return 0
+    source, number = found
+    if is_op(product, aten.convolution.default):
+        if not _sane(number, dtype(product)) or not _scale_operand(gm.graph, product, number, share=4):
+            return 0
+    elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _feeds_softmax(node):
+        return 0
+    else:
+        new = _with_alpha(gm.graph, product, number, scale_bias=True)
+        if new is None:
+            return 0
+        if source is product:
+            replace(product, new)
+            replace(node, new)
+            return 1
+        replace(product, new)
+    replace(node, source)
+    return 1
+
+
+def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
+    if not is_op(node, *_PRODUCTS[:2], *_SUMS) or _feeds_softmax(node):
+        return 0
+    for operand in _operands(node):
+        scale = _through_views(operand)
+        found = _scale_of(scale) if scale is not None else None
+        if found is None or scale is None or strides(found[0]) != strides(scale):
+            continue
+        new = _with_alpha(gm.graph, node, found[1], scale_bias=False)
+        if new is not None:
+            replace(node, new)
+            replace(scale, found[0])
+            return 1
+    return 0
+
+
+def _with_alpha(graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bool) -> fx.Node | None:
+    """The product with `number` in its `alpha`; its bias too if `scale_bias`. None if it is empty or alpha would leave float32."""
+    alpha, beta = number * float(arguments(node).get("alpha", 1)), arguments(node).get("beta", 0)
+    if not 2.0**-100 < abs(alpha) < 2.0**100 or not val(node).numel() or not val(_operands(node)[0]).numel():
+        return None
+    left, right = _operands(node)
+    with graph.inserting_before(node):
+        if is_op(node, *_SUMS):
+            bias = node.args[0]
+            if scale_bias and beta:
+                if 2 * val(bias).numel() <= val(node).numel():
+                    bias = call(graph, aten.mul.Tensor, bias, number)
+                else:
+                    beta = beta * number
+        else:
+            bias = left  # its content does not matter with beta=0; a view of an operand costs no launch
+            for dim in range(len(shape(left))):
+                bias = call(graph, aten.slice.Tensor, bias, dim, 0, 1)
+        many = is_op(node, aten.bmm.default, aten.baddbmm.default)
+        target = aten.baddbmm.default if many else aten.addmm.default
+        return call(graph, target, bias, left, right, beta=beta, alpha=alpha)
+
+
+def _scale_operand(graph: fx.Graph, product: fx.Node, factor: _Factor, *, share: int) -> bool:
+    """Scale the smaller operand (of a convolution: its weight) and the bias; False if that is over 1/`share` of the output."""
+    args = list(product.args)
+    first = 1 if is_op(product, *_SUMS, aten.convolution.default) else 0
+    places = [1] if is_op(product, aten.convolution.default) else [first, first + 1]
+    small = min(places, key=lambda place: val(args[place]).numel())
+    bias = {aten.convolution.default: 2, aten.addmm.default: 0, aten.baddbmm.default: 0}.get(product.target)  # type: ignore[call-overload]
+    scaled = [small] if bias is None or args[bias] is None else [small, bias]
+    if any(share * val(args[place]).numel() > val(product).numel() for place in scaled):
+        return False
+    if isinstance(factor, fx.Node) and not _moved_before(product, factor):
+        return False
+    with graph.inserting_before(product):
+        for place in scaled:
+            args[place] = call(graph, aten.mul.Tensor, args[place], factor)
+    product.args = tuple(args)
+    return True
+
+
+def _moved_before(product: fx.Node, factor: fx.Node) -> bool:
+    """Bring what `factor` needs before `product`. False if that would reorder random draws (it cannot depend on `product`)."""
+    order = {node: position for position, node in enumerate(product.graph.nodes)}
+    late: set[fx.Node] = set()
+    pending = [factor]
+    while pending:
+        node = pending.pop()
+        if order[node] > order[product] and node not in late:
+            late.add(node)
+            pending.extend(node.all_input_nodes)
+    if any(node.is_impure(impure_random=True) for node in late):
+        return False
+    for node in sorted(late, key=order.__getitem__):
+        product.prepend(node)
+    return True
+
+
+def _sane(number: float, kind: torch.dtype) -> bool:
+    exact = kind in (torch.float32, torch.float64) or math.frexp(number)[0] in (0.5, -0.5)
+    return exact and 2.0**-16 <= abs(number) <= 2.0**16
+
+
+def _feeds_softmax(node: fx.Node) -> bool:
+    """Whether a softmax follows within three calls (scale, mask, view)."""
+    front = [node]
+    for _step in range(3):
+        front = [user for item in front for user in item.users]
+        if any(is_op(user, aten._softmax.default, aten._safe_softmax.default) for user in front):
+            return True
+    return False
+
+
+def scalar_chain(gm: fx.GraphModule) -> int:
+    """`(x * a) * b` -> `x * (a b)`, also with division and negation.
+
+    Valid for floats when a, b and a b are between 2^-64 and 2^64 (2^8 and 2^-8 in float16), so that no intermediate that was finite
+    or not zero changes to the worse. Sums are left alone: `(x + c) - c` with a large c rounds on purpose.
+    """
+    sites = 0
+    for node in calls(gm):
+        outer = _scale_of(node)
+        if outer is None or not uses_once(outer[0]):
+            continue
+        inner = _scale_of(outer[0])
+        limit = 8 if dtype(node) == torch.float16 else 64
+        if inner is None or any(abs(math.log2(abs(number))) > limit for number in (outer[1], inner[1], outer[1] * inner[1])):
+            continue
+        with gm.graph.inserting_before(node):
+            replace(node, call(gm.graph, aten.mul.Tensor, inner[0], outer[1] * inner[1]))
+        sites += 1
+    return sites
+
+
+RULES = (
+    Rule("diag_matmul_finite", diag_matmul_finite, finite_only=True),
+    Rule("diag_matmul", diag_matmul),
+    Rule("scalar_chain", scalar_chain),
+    Rule("scalar_folding", scalar_folding),
+    Rule("tensor_scale_folding", tensor_scale_folding, finite_only=True),
+)
