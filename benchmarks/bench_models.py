@@ -44,7 +44,7 @@ def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender
     def accelerate(module: nn.Module, inputs: Inputs) -> Call:
         import cudal1  # here, so that a package that does not import is a failed row and the baselines are still measured
 
-        return cudal1.accelerate(module, inputs, **options)  # type: ignore[no-any-return]
+        return cudal1.accelerate(module, inputs, **options)
 
     baselines = [
         Contender(_EAGER, lambda module, _: module, baseline=True),
@@ -102,7 +102,9 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
     observe.reset()
     result = start(case, contender, refs)
     if isinstance(result, Live):
-        result.counters = dict(observe.report().counters)
+        seen = observe.report()
+        result.counters = dict(seen.counters)
+        result.fallbacks = tuple(str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback")
     return result
 
 

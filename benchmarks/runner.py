@@ -107,6 +107,7 @@ class Row:
     vs_eager: Mapping[str, float] | None = None
     vs_compile: Mapping[str, float] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: Sequence[str] = ()  # reasons why the package ran its baseline instead of its own choice
 
 
 @dataclass
@@ -119,6 +120,7 @@ class Live:
     first_call_s: float
     verdict: Comparison
     counters: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: Sequence[str] = ()
 
     @property
     def timed(self) -> bool:
@@ -214,6 +216,7 @@ def _row(case: Case, live: Live, samples: Samples, crash: str, references_to: tu
         vs_eager=ratios[0],
         vs_compile=ratios[1],
         counters=live.counters,
+        fallbacks=live.fallbacks,
     )
 
 

@@ -50,10 +50,11 @@ def test_failures_and_wrong_answers_are_named_and_enter_no_mean() -> None:
 
 def test_noise_is_told_apart_from_a_regression() -> None:
     noisy = {"speedup": 0.9, "low": 0.5, "high": 1.3, "steady": 0.0}
-    row = Row("noisy", "train", OURS, "ok", vs_eager=noisy, counters={"fallbacks": 1})
+    row = Row("noisy", "train", OURS, "ok", vs_eager=noisy, fallbacks=["judge: timed out"])
     found = summarise([row], OURS)
     assert (found["slower"], found["slower_beyond_noise"]) == (["noisy/train"], [])
     assert found["unsteady"] == found["fell_back"] == ["noisy/train"]
+    assert "fell back: judge: timed out" in table([row])
 
 
 def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_pa
     read = load(tmp_path / "out" / "models.json")
     assert list(read).index("environment") < list(read).index("rows")
     assert read["schema"] == SCHEMA
-    assert [Row(**row) for row in read["rows"]] == ROWS
+    assert read["rows"] == json.loads(json.dumps(rows_as_json(ROWS)))
     assert {"gpu", "torch", "triton", "python", "cpu", "flags", "version", "package", "gpu_state"} <= set(read["environment"])
 
 
