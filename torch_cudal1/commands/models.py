@@ -73,7 +73,10 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     missed_before = _misses()
     with screen.progress() as progress:
         for loaded in _each(args.target, chosen, progress, failed):
-            made.append(_explained(loaded, settings, progress))
+            try:
+                made.append(_explained(loaded, settings, progress))
+            except TargetError as error:  # its inputs do not fit it
+                failed.append(error)
     missed = _misses() - missed_before
     for one in made:
         report.show_explanation(screen, one)

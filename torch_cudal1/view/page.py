@@ -115,7 +115,9 @@ def _plots(stories: Sequence[Story]) -> str:
 
 
 def _figure(svg: str, caption: str, keys: tuple[str, str]) -> str:
-    legend = "".join(f'<span class="key {name}"></span>{_e(key)} ' for name, key in zip(("first", "second"), keys, strict=True))
+    legend = "".join(
+        f'<span><span class="key {name}"></span>{_e(key)}</span> ' for name, key in zip(("first", "second"), keys, strict=True)
+    )
     return f'<figure><figcaption>{_e(caption)} <span class="legend">{legend}</span></figcaption>{svg}</figure>'
 
 

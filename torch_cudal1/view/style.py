@@ -45,6 +45,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .note.bad { color: var(--bad); }
 figure { margin: 1rem 0; }
 figcaption { font-weight: 600; margin-bottom: .3rem; }
+.legend span { white-space: nowrap; }
 .legend { font-weight: 400; color: var(--muted); font-size: .88rem; }
 .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 .9rem; vertical-align: -.05rem; }
 .key.first { background: var(--first); } .key.second { background: var(--second); }
