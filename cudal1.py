@@ -1,9 +1,22 @@
-"""The short import name: ``import cudal1`` gives the public names of :mod:`torch_cudal1`.
+"""The short import name: `import cudal1` offers what `torch_cudal1` offers, imported at first use.
 
 It holds nothing of its own.
 """
 
-from torch_cudal1 import *  # noqa: F403  (the public surface is torch_cudal1.__all__)
-from torch_cudal1 import __all__, __version__
+from __future__ import annotations
 
-__all__ = [*__all__, "__version__"]
+from typing import TYPE_CHECKING, Any
+
+import torch_cudal1
+from torch_cudal1 import __all__ as __all__
+
+if TYPE_CHECKING:
+    from torch_cudal1 import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(torch_cudal1, name)
+
+
+def __dir__() -> list[str]:
+    return dir(torch_cudal1)

@@ -7,6 +7,7 @@ run, `execute` runs it. Nothing here runs anything, and no Program ever holds Py
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
@@ -156,8 +157,12 @@ class Program:
     @property
     def device(self) -> str:
         """The device type it runs on: "cuda" if any input or step names it, else "cpu"."""
-        text = canonical_json(self.to_json())
-        return "cuda" if '"cuda"' in text else "cpu"
+        specs = [*self.inputs, *(step.spec for step in self.steps if isinstance(step, Alloc))]
+        inner = [step.program.device for step in self.steps if isinstance(step, Call)]
+        named = [
+            arg.type for step in self.steps if isinstance(step, Aten) for _, arg in step.kwargs if isinstance(arg, torch.device)
+        ]
+        return "cuda" if "cuda" in (*(spec.device for spec in specs), *inner, *named) else "cpu"
 
     @property
     def launches(self) -> bool:
@@ -225,7 +230,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of dtype, shape and bytes of a tensor (copied to the CPU)."""
     flat = tensor.detach().cpu().contiguous()
     body = hashlib.sha256(f"{flat.dtype}|{tuple(flat.shape)}|".encode())
-    body.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    body.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()) if flat.numel() else b"")
     return body.hexdigest()
 
 

@@ -1,0 +1,36 @@
+# Each target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint types check wheel clean
+
+demo: $(READY)            ## accelerate a set of real modules on this machine; writes cudal1-demo.html
+	$(BIN)/cudal1 demo --out cudal1-demo.html
+
+test: $(READY)            ## all tests (those that need a GPU are skipped without one)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test    ## what CI runs
+
+wheel: $(READY)           ## a wheel with the extension, in dist/
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+# Torch first, then the package without build isolation: the extension is compiled against the torch it will run with.
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.cpp csrc/*.h)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy ninja
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[report,test]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info torch_cudal1/*.so

@@ -1,0 +1,96 @@
+"""Executors and schedules: the same Program gives the same result step by step, through the operator and through Inductor."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.program.execute import prepare, skip_launch
+from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.program.operator import output_specs, register, run_operator, value_specs
+from torch_cudal1.program.schedule import build
+
+CPU = torch.device("cpu")
+SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")
+TANH = Program((SPEC,), (Aten("aten.tanh.default", (Value(0),), (), (1,)),), (1,))
+WHOLE = Program(
+    (SPEC, SPEC),
+    (
+        Aten("aten.mm.default", (Value(0), Value(1)), (), (3,)),
+        Call(TANH, (3,), (4,)),
+        Aten("aten.split.Tensor", (Value(4), 3), (), (5, 6), many=True),
+        Aten("aten.cat.default", ((Value(6), Value(5), Value(2)),), (), (7,)),
+    ),
+    (7, 5, None),
+    constants=("c",),
+    payloads={"c": torch.full((1, 6), 2.0)},
+)
+
+
+def expected(x, y):
+    top, bottom = torch.tanh(x @ y).split(3)
+    return torch.cat([bottom, top, torch.full((1, 6), 2.0)]), top
+
+
+@pytest.mark.parametrize("schedule", ["eager", "inductor"])
+def test_schedules_agree_with_eager(schedule):
+    x, y = torch.randn(6, 6), torch.randn(6, 6)
+    with torch.no_grad():
+        whole, top, nothing = build(WHOLE, schedule, CPU)([x, y])
+    wanted = expected(x, y)
+    torch.testing.assert_close((whole, top), wanted, rtol=1e-6, atol=1e-6)
+    assert nothing is None
+
+
+def test_the_operator_passes_opcheck():
+    program = register(TANH)
+    torch.library.opcheck(run_operator(), ([torch.randn(6, 6)], program), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_operator_refuses_gradients_and_unknown_programs():
+    program = register(TANH)
+    with pytest.raises(ProgramError, match="autograd"):
+        run_operator()([torch.randn(6, 6, requires_grad=True)], program)
+    with pytest.raises(ProgramError, match="not registered"), torch.no_grad():
+        run_operator()([torch.randn(6, 6)], "0" * 64)
+
+
+def test_shapes_come_without_launching():
+    spec = TensorSpec("float16", (8, 4), (4, 1), "cpu")
+    launch = Launch("k", "kernel", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))
+    program = Program((SPEC,), (Alloc(1, spec), launch), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+    assert output_specs(program) == [spec]
+    assert prepare(program, CPU, launcher=skip_launch)([torch.ones(6, 6)])[0].shape == (8, 4)
+    assert value_specs(WHOLE)[5] == TensorSpec("float32", (3, 6), (6, 1), "cpu")
+
+
+def test_values_die_when_nobody_needs_them_any_more():
+    steps = tuple(Aten("aten.neg.default", (Value(index),), (), (index + 1,)) for index in range(50))
+    run = prepare(Program((SPEC,), steps, (50,)), CPU)
+    results: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal most
+            out = function(*args, **(kwargs or {}))
+            results.append(weakref.ref(out))
+            most = max(most, sum(ref() is not None for ref in results))
+            return out
+
+    with Watch():
+        (result,) = run([torch.ones(6, 6)])
+    assert torch.equal(result, torch.ones(6, 6))
+    assert most <= 3
+
+
+def test_a_cuda_graph_is_refused_where_it_cannot_serve():
+    with pytest.raises(NotLowerableError, match="CUDA device"):
+        build(TANH, "eager+graph", CPU)
+    noise = Program((SPEC,), (Aten("aten.rand_like.default", (Value(0),), (), (1,)),), (1,))
+    with pytest.raises(NotLowerableError, match="repeat"):
+        build(noise, "eager+graph", torch.device("cuda"))

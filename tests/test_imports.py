@@ -1,0 +1,101 @@
+"""The direction of imports, and what importing may not do."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
+
+# Each layer may import itself and the layers it names. Folders are one unit; single files are units by their own name.
+GROUND = ("errors", "records", "settings", "observe", "native", "guard", "switch", "machine", "explanation", "version", "program")
+FLOW = (*GROUND, "kernels", "graph", "source", "judge", "pipeline")
+MAY_IMPORT = {
+    "version": (),
+    "errors": (),
+    "settings": ("errors",),
+    "observe": (),
+    "switch": (),
+    "explanation": (),
+    "native": ("errors", "version"),
+    "guard": ("errors", "native"),
+    "program": ("errors", "observe", "records"),
+    "records": ("program",),
+    "machine": ("records", "settings"),
+    "kernels": GROUND,
+    "graph": (*GROUND, "kernels"),
+    "source": (*GROUND, "kernels"),
+    "judge": (*GROUND, "kernels"),
+    "pipeline": FLOW,
+    "reporting": FLOW,
+    "binding": FLOW,
+    "backend": FLOW,
+    "module": (*FLOW, "binding", "reporting"),
+    "planning": (*FLOW, "binding"),
+    "targets": GROUND,
+    "warm_up": (*FLOW, "binding", "module", "targets", "reporting"),
+    "view": GROUND,
+}
+TOP = ("__init__", "__main__", "commands")  # may import everything
+
+
+def unit_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_units(path: Path) -> set[str]:
+    """Units of this package that a file imports anywhere in it, deferred imports included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch_cudal1":
+            parts = node.module.split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("torch_cudal1.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_imports_only_from_the_layers_below_it(path):
+    unit = unit_of(path)
+    if unit in TOP:
+        return
+    assert unit in MAY_IMPORT, f"{path.name}: give it a place in MAY_IMPORT"
+    wrong = imported_units(path) - set(MAY_IMPORT[unit]) - {unit}
+    assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+
+
+def test_only_settings_reads_the_environment():
+    for path in PACKAGE.rglob("*.py"):
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert path.name == "settings.py" or not names & {"environ", "getenv"}, f"{path} reads the environment"
+
+
+def test_importing_the_package_changes_nothing_and_loads_nothing_heavy():
+    code = """
+import os, sys, logging
+before = dict(os.environ)
+import torch_cudal1, cudal1
+assert dict(os.environ) == before
+assert not logging.getLogger("torch_cudal1").handlers
+heavy = [name for name in ("torch", "triton", "torch._inductor", "matplotlib", "huggingface_hub") if name in sys.modules]
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_backend_module_loads_without_inductor_or_triton():
+    code = """
+import sys
+import torch_cudal1.backend
+heavy = [name for name in ("triton", "torch._inductor.compile_fx") if name in sys.modules]
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
