@@ -85,6 +85,10 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on-miss", action="store_true", help="exit with 1 if a region has no stored decision")
 
 
+def _training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--training", action="store_true", help="tune forward and backward instead of inference")
+
+
 def _key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="a region's key, or enough of its start")
 
@@ -99,7 +103,7 @@ _RUN = (_device, _contract, _cache)
 _COMMANDS = (
     _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
     _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
-    _Command("warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _page)),
+    _Command("warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _training, _page)),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
     _Command(
         "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)

@@ -40,8 +40,9 @@ def warmup(
     settings: Settings | None = None,
     progress: Progress | None = None,
     training: bool = False,
+    device: str | None = None,
 ) -> tuple[WarmupResult, ...]:
-    """Tune each target (see `torch_cudal1.targets`) on the device its module is on, and store the decisions.
+    """Tune each target (see `torch_cudal1.targets`) on `device` (default: where its module is), and store the decisions.
 
     Modules are tuned as they are returned, train or eval; under no_grad unless `training`. Raises TargetError for a target that
     does not exist; errors inside one are in its result.
@@ -49,7 +50,7 @@ def warmup(
     chosen = (settings or Settings.from_env()).but(on_miss="tune")
     results = []
     for target in [targets] if isinstance(targets, str) else targets:
-        for loaded in load(target):
+        for loaded in load(target, device=device):
             results.append(_warm(loaded.name, loaded.module, loaded.inputs, chosen, progress, training))
     return tuple(results)
 

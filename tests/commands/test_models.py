@@ -136,7 +136,7 @@ def test_warmup_exits_1_when_a_target_failed(
 ) -> None:
     asked: list[Any] = []
 
-    def warmup(names: list[str], settings: Any, progress: Any, *, device: str) -> tuple[Result, ...]:
+    def warmup(names: list[str], *, settings: Any, progress: Any, training: bool, device: str) -> tuple[Result, ...]:
         asked.append((list(names), settings.budget_s, device))
         return (
             Result(names[0], None if error else Explanation(target=names[0], device=device, regions=(REGION,)), error, 1.5, 2, 3),

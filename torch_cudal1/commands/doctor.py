@@ -118,7 +118,7 @@ def _extension() -> Finding:
     present, reason = native.status()
     if present:
         return Finding("C++ extension", True, reason or "loaded")
-    return Finding("C++ extension", False, reason, "the Python executor runs instead: same results, more host time per call")
+    return Finding("C++ extension", False, reason, "plain Python does its work instead: same answers, more host time per call")
 
 
 def _inductor() -> Finding:

@@ -30,7 +30,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     chosen = device.choose(args.device)
     names = [name for target in args.target for name in targets.expand(target)]
     with screen.progress() as progress:
-        results = cudal1.warmup(names, settings, progress, device=chosen)
+        results = cudal1.warmup(names, settings=settings, progress=progress, training=args.training, device=chosen)
     rows = [
         [
             r.target,
@@ -58,7 +58,8 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     failed: list[TargetError] = []
     with screen.progress() as progress:
         for loaded in _each(args.target, chosen, progress, failed):
-            made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
+            with torch.no_grad():
+                made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
     for one in made:
         report.show_plan(screen, one)
     screen.json({"plans": made, "failed": [str(error) for error in failed]})
