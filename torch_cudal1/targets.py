@@ -176,7 +176,8 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
         found = getattr(found, part, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
-    public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+    own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+    public = sorted(key for key, value in own.items() if callable(value) and not key.startswith("_"))
     kind = "no callable" if found is None else f"an object of type {type(found).__name__!r}, not a callable, as"
     raise TargetError(target, f"it holds {kind} {name!r}; callables there: {', '.join(public[:12]) or 'none'}")
 

@@ -56,5 +56,12 @@ def test_a_table_keeps_to_the_width_and_loses_no_word(width: int) -> None:
     assert all(word in made.replace("\n", " ") for word in long.split())
 
 
+def test_a_name_is_only_broken_when_sentences_cannot_give_way() -> None:
+    name = "LinearThenSum.inference/island0"
+    rows = [[name, "estimated from FLOPs and bytes, as nothing is measured yet"]]
+    assert name in text.table(("region", "why"), rows, width=60)
+    assert name not in text.table(("region", "why"), rows, width=40)
+
+
 def test_numbers_are_aligned_to_the_right() -> None:
     assert text.table(("name", "size"), [["a", "5 B"], ["b", "512 B"]], width=80).splitlines()[2:] == ["a       5 B", "b     512 B"]

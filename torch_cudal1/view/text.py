@@ -86,7 +86,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) 
     Columns whose every cell starts like a number are aligned to the right.
     """
     cells = [[clean(cell) for cell in row] for row in rows]
-    widths = _fit([max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)], width)
+    columned = list(zip(columns, *cells, strict=True))
+    words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columned]
+    widths = _fit([max(map(len, column)) for column in columned], words, width)
     right = [bool(cells) and all(row[i][:1].isdigit() or row[i] in (ABSENT, "") for row in cells) for i in range(len(columns))]
     lines = _lines([clean(name) for name in columns], widths, right)
     lines.append("  ".join("-" * w for w in widths))
@@ -105,11 +107,15 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
     return out
 
 
-def _fit(widths: list[int], width: int) -> list[int]:
-    """Take from the widest column, one character at a time, until the line fits or every column is narrow (12 characters)."""
+def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
+    """Narrow the widest column, a character at a time, until the line fits: first down to its longest word, then down to 12."""
     widths = list(widths)
-    while widths and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
-        widths[widths.index(max(widths))] -= 1
+    for floors in (words, [0] * len(words)):
+        while sum(widths) + 2 * (len(widths) - 1) > width:
+            spare = [w if w > max(floor, 12) else 0 for w, floor in zip(widths, floors, strict=True)]
+            if not any(spare):
+                break
+            widths[spare.index(max(spare))] -= 1
     return widths
 
 
