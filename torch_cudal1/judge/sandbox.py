@@ -36,6 +36,7 @@ from torch_cudal1.settings import Settings, inherited_environment
 
 __all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
 
+WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
 _ROOMY_BYTES = 8 << 30
@@ -150,7 +151,7 @@ class Child:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        command = [sys.executable, "-P", "-m", "torch_cudal1.judge.worker", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())]
         try:
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(

@@ -1,0 +1,72 @@
+"""The float64 run: nothing in it is rounded to a narrower type, and what it cannot do it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.judge.programs import V, linear_relu, op, spec
+from torch_cudal1.judge.inputs import make_inputs
+from torch_cudal1.judge.oracle import Infeasible, exact_outputs
+from torch_cudal1.program.model import Aten, Program
+
+CPU = torch.device("cpu")
+
+
+def test_a_linear_layer_is_exact_to_float64() -> None:
+    region = linear_relu(torch.bfloat16)
+    x, w, b = make_inputs(region, 1, "normal", CPU)
+    exact = exact_outputs(region.program, [x, w, b], CPU)
+    assert not isinstance(exact, Infeasible)
+    torch.testing.assert_close(exact[0], torch.relu(x.double() @ w.double().T + b.double()), rtol=1e-14, atol=1e-14)
+
+
+def test_casts_and_dtype_arguments_inside_become_float64() -> None:
+    steps = (
+        op("aten._to_copy.default", V(0), dtype=torch.float16, out=1),
+        op("aten.full.default", (4,), 0.1, dtype=torch.float32, out=2),
+        op("aten.mul.Tensor", V(1), V(2), out=3),
+        op("aten.sum.dim_IntList", V(3), (0,), dtype=torch.float32, out=4),
+    )
+    x = torch.tensor([1 / 3, 2 / 3, 1e5, 1e-9])
+    exact = exact_outputs(Program((spec(4),), steps, (4,)), [x], CPU)
+    assert not isinstance(exact, Infeasible)
+    assert exact[0] is not None
+    assert float(exact[0]) == pytest.approx(float((x.double() * 0.1).sum()), rel=1e-15)
+
+
+def test_half_softmax_with_a_float_result_is_widened() -> None:
+    program = Program((spec(3, 5, dtype=torch.float16),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,))
+    x = torch.randn(3, 5).half()
+    exact = exact_outputs(program, [x], CPU)
+    assert not isinstance(exact, Infeasible)
+    torch.testing.assert_close(exact[0], x.double().softmax(-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention_follows_its_formula(causal: bool) -> None:
+    shape = (2, 3, 7, 8)
+    step = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2), 0.0, causal), (), (3, 4), many=True)
+    program = Program((spec(*shape),) * 3, (step,), (3, 4))
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    exact = exact_outputs(program, [q, k, v], CPU)
+    assert not isinstance(exact, Infeasible)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    torch.testing.assert_close(exact[0], expected)
+    assert exact[1] is None  # the log-sum-exp is compared with eager only
+
+
+def test_integers_pass_through_and_strides_are_kept() -> None:
+    program = Program((spec(4, 6), spec(3, dtype=torch.int64)), (op("aten.as_strided.default", V(0), (6,), (4,), out=2),), (2, 1))
+    x = torch.arange(24.0).reshape(6, 4).t()
+    indices = torch.tensor([1, 2, 3])
+    exact = exact_outputs(program, [x, indices], CPU)
+    assert not isinstance(exact, Infeasible)
+    assert exact[0] is not None
+    assert exact[0].tolist() == [0, 4, 8, 12, 16, 20]
+    assert torch.equal(exact[1], indices)
+
+
+def test_what_reads_bits_has_no_float64_result() -> None:
+    program = Program((spec(4),), (op("aten.view.dtype", V(0), torch.int32, out=1),), (1,))
+    assert isinstance(exact_outputs(program, [torch.ones(4)], CPU), Infeasible)

@@ -1,0 +1,254 @@
+"""Every detector stops its attack, and the honest twin beside it passes. One child serves the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, with_steps
+from torch_cudal1.judge.analysis import analyse
+from torch_cudal1.judge.sandbox import Child, limits_for
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.judge.validate import call_history, impostor, numerics, special, validate
+from torch_cudal1.program.model import Program, TensorSpec
+from torch_cudal1.records import Contract, Region, Verdict
+from torch_cudal1.settings import Settings
+
+CPU = torch.device("cpu")
+REGION = linear_relu()
+REFERENCE = REGION.program
+TRANSPOSE, ADDMM, RELU = REFERENCE.steps
+Judge = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
+        yield running
+
+
+@pytest.fixture
+def judged(child: Child) -> Judge:
+    def run(program: Program, region: Region = REGION, contract: Contract | None = None, detectors: object = None) -> Verdict:
+        trial = Trial(region, candidate(program), contract or Contract(), CPU, analyse(region.program), child)
+        trial.load("candidate", candidate(program))
+        verdict = validate(trial, detectors)  # type: ignore[arg-type]
+        trial.drop(*list(trial.samples.values()))
+        return verdict
+
+    return run
+
+
+def mm_relu(*before: object) -> Program:
+    return with_steps(REGION, TRANSPOSE, op("aten.mm.default", V(0), V(3), out=4), RELU, output=5)
+
+
+def through_bfloat16() -> Program:
+    narrow = op("aten._to_copy.default", V(0), dtype=torch.bfloat16, out=4)
+    back = op("aten._to_copy.default", V(4), dtype=torch.float32, out=5)
+    product = op("aten.addmm.default", V(2), V(5), V(3), out=6)
+    return with_steps(REGION, TRANSPOSE, narrow, back, product, op("aten.relu.default", V(6), out=7), output=7)
+
+
+def first_shape_only() -> Program:
+    """Right for the first half of the batch; the other rows repeat it."""
+    half = op("aten.slice.Tensor", V(0), 0, 0, 16, out=4)
+    twice = op("aten.cat.default", (V(4), V(4)), out=5)
+    product = op("aten.addmm.default", V(2), V(5), V(3), out=6)
+    return with_steps(REGION, TRANSPOSE, half, twice, product, op("aten.relu.default", V(6), out=7), output=7)
+
+
+def replayed_constant() -> Program:
+    stored = torch.relu(torch.randn(32, OUT))
+    return Program(REFERENCE.inputs, (op("aten.clone.default", V(3), out=4),), (4,), ("stored",), {"stored": stored})
+
+
+def zeros() -> Program:
+    return with_steps(REGION, op("aten.full.default", (32, OUT), 0.0, dtype=torch.float32, device=CPU, out=3), output=3)
+
+
+def swallowed_nan() -> Program:
+    clean = op("aten.nan_to_num.default", V(4), 0.0, out=5)
+    return with_steps(REGION, TRANSPOSE, ADDMM, clean, op("aten.relu.default", V(5), out=6), output=6)
+
+
+def wrong_scale() -> Program:
+    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1.00001, out=6), output=6)
+
+
+def constant_as_output() -> Program:
+    """An output that lives longer than the call: the payload itself."""
+    return Program(REFERENCE.inputs, (), (3,), ("stored",), {"stored": torch.relu(torch.randn(32, OUT))})
+
+
+def wrong_shape() -> Program:
+    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten.slice.Tensor", V(5), 0, 0, 31, out=6), output=6)
+
+
+def wrong_dtype() -> Program:
+    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, op("aten._to_copy.default", V(5), dtype=torch.float16, out=6), output=6)
+
+
+def wrong_strides() -> Program:
+    flipped = (op("aten.t.default", V(5), out=6), op("aten.clone.default", V(6), memory_format=torch.contiguous_format, out=7))
+    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, *flipped, op("aten.t.default", V(7), out=8), output=8)
+
+
+def random_numbers() -> Program:
+    noise = op("aten.rand_like.default", V(5), out=6)
+    return with_steps(REGION, TRANSPOSE, ADDMM, RELU, noise, op("aten.mul.Tensor", V(6), 0.0, out=7), output=5)
+
+
+def in_place() -> Program:
+    return with_steps(REGION, TRANSPOSE, op("aten.addmm_.default", V(2), V(0), V(3), out=4), RELU, output=5)
+
+
+ATTACKS = [
+    (mm_relu, "numerics"),
+    (through_bfloat16, "numerics"),
+    (first_shape_only, "numerics"),
+    (replayed_constant, "numerics"),
+    (zeros, "numerics"),
+    (wrong_scale, "numerics"),
+    (swallowed_nan, "special"),
+    (constant_as_output, "numerics"),
+    (wrong_strides, "fresh_output"),
+    (wrong_shape, "contract"),
+    (wrong_dtype, "contract"),
+    (random_numbers, "contract"),
+]
+
+
+@pytest.mark.parametrize(("attack", "detector"), ATTACKS)
+def test_an_attack_is_stopped_by_its_detector(judged: Judge, attack: Callable[[], Program], detector: str) -> None:
+    failure = judged(attack()).failure
+    assert failure is not None
+    assert failure.name == detector, failure
+    assert failure.detail or failure.value is not None
+
+
+def split_k() -> Program:
+    steps = (
+        TRANSPOSE,
+        op("aten.slice.Tensor", V(0), 1, 0, 24, out=4),
+        op("aten.slice.Tensor", V(0), 1, 24, 48, out=5),
+        op("aten.slice.Tensor", V(3), 0, 0, 24, out=6),
+        op("aten.slice.Tensor", V(3), 0, 24, 48, out=7),
+        op("aten.addmm.default", V(2), V(4), V(6), out=8),
+        op("aten.addmm.default", V(8), V(5), V(7), out=9),
+        op("aten.clamp_min.default", V(9), 0, out=10),
+    )
+    return with_steps(REGION, *steps, output=10)
+
+
+def bias_last() -> Program:
+    steps = (TRANSPOSE, op("aten.mm.default", V(0), V(3), out=4), op("aten.add.Tensor", V(4), V(2), out=5))
+    return with_steps(REGION, *steps, op("aten.relu.default", V(5), out=6), output=6)
+
+
+@pytest.mark.parametrize("honest", [lambda: REFERENCE, split_k, bias_last])
+def test_an_honest_twin_passes_every_detector(judged: Judge, honest: Callable[[], Program]) -> None:
+    verdict = judged(honest())
+    assert verdict.passed, verdict.failure
+    names = {check.name for check in verdict.checks}
+    assert names == {"contract", "numerics", "fresh_output", "call_history", "repeat", "special", "impostor"}
+    assert verdict.worst_error_ratio is not None
+
+
+COPY = Region(Program((spec(8, 8),), (op("aten.clone.default", V(0), out=1),), (1,)), ("input",))
+VIEW = Region(Program((spec(8, 8),), (op("aten.view.default", V(0), (64,), out=1),), (1,)), ("input",))
+
+
+def test_an_alias_of_an_input_where_eager_copies_is_refused(judged: Judge) -> None:
+    failure = judged(Program(COPY.program.inputs, (), (0,)), COPY).failure
+    assert failure is not None
+    assert failure.name == "fresh_output"
+    assert "shares memory" in failure.detail
+
+
+def test_the_view_that_eager_also_returns_passes(judged: Judge) -> None:
+    other_way = Program(VIEW.program.inputs, (op("aten.reshape.default", V(0), (64,), out=1),), (1,))
+    verdict = judged(other_way, VIEW)
+    assert verdict.passed, verdict.failure
+
+
+def test_one_buffer_for_all_calls_is_refused(judged: Judge) -> None:
+    constant = torch.ones(4)
+    whole = Region(Program((spec(4),), (op("aten.full.default", (4,), 1.0, device=CPU, out=1),), (1,)), ("input",))
+    failure = judged(Program((spec(4),), (), (1,), ("kept",), {"kept": constant}), whole).failure
+    assert failure is not None
+    assert failure.name == "fresh_output"
+    assert "earlier call" in failure.detail
+
+
+def test_what_is_right_only_for_finite_values_needs_the_users_word(judged: Judge) -> None:
+    verdict = judged(swallowed_nan(), contract=Contract(assume_finite=True))
+    assert verdict.passed, verdict.failure
+    (check,) = [check for check in verdict.checks if check.name == "special"]
+    assert "assume_finite" in check.detail
+
+
+def test_a_dropped_bias_is_seen_in_bfloat16_too(judged: Judge) -> None:
+    region = linear_relu(torch.bfloat16)
+    t, _, relu = region.program.steps
+    dropped = replace(region.program, steps=(t, op("aten.mm.default", V(0), V(3), out=4), relu))
+    failure = judged(dropped, region).failure
+    assert failure is not None
+    assert failure.name == "numerics"
+    assert judged(region.program, region).passed
+
+
+def test_the_lax_contract_lets_through_what_the_strict_one_stops(judged: Judge) -> None:
+    assert judged(wrong_scale(), contract=Contract("kernelbench"), detectors=[numerics]).passed
+    assert not judged(wrong_scale(), contract=Contract("strict"), detectors=[numerics]).passed
+
+
+def test_the_impostor_check_notices_a_comparator_that_accepts_anything(judged: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_cudal1.judge import validate as module
+    from torch_cudal1.judge.compare import Comparison
+
+    monkeypatch.setattr(module, "compare", lambda *a, **k: Comparison(True, 1.0, 2.0))
+    failure = judged(REFERENCE, detectors=[numerics, impostor]).failure
+    assert failure is not None
+    assert failure.name == "impostor"
+    assert "zeros" in failure.detail
+
+
+def test_special_values_are_asked_even_where_numbers_agree(judged: Judge) -> None:
+    failure = judged(swallowed_nan(), detectors=[numerics, special]).failure
+    assert failure is not None
+    assert failure.name == "special"
+
+
+def test_integer_inputs_are_legal_for_an_embedding(judged: Judge) -> None:
+    program = Program((spec(50, 8), spec(4, 6, dtype=torch.int64)), (op("aten.embedding.default", V(0), V(1), out=2),), (2,))
+    region = Region(program, ("parameter", "input"))
+    assert judged(program, region).passed
+    clamped = (op("aten.clamp_max.default", V(1), 1, out=2), op("aten.embedding.default", V(0), V(2), out=3))
+    failure = judged(replace(program, steps=clamped, outputs=(3,)), region).failure
+    assert failure is not None
+    assert failure.name == "numerics"
+
+
+def test_detectors_can_be_chosen_and_order_is_kept(judged: Judge) -> None:
+    with pytest.raises(KeyError):
+        judged(REFERENCE, detectors=[numerics, call_history])  # call_history reads what fresh_output ran
+
+
+def test_inputs_of_another_form_are_refused_before_anything_runs(judged: Judge, child: Child) -> None:
+    other = replace(REFERENCE, inputs=(TensorSpec("float32", (1, 48), (48, 1), "cpu"), *REFERENCE.inputs[1:]))
+    trial = Trial(REGION, candidate(other), Contract(), CPU, analyse(REFERENCE), child)
+    verdict = validate(trial)
+    assert verdict.failure is not None
+    assert verdict.failure.name == "contract"
+    assert len(verdict.checks) == 1
+
+
+def test_a_program_that_writes_to_its_inputs_is_refused(child: Child) -> None:
+    trial = Trial(REGION, candidate(in_place()), Contract(), CPU, analyse(REFERENCE), child)
+    failure = validate(trial).failure
+    assert failure is not None
+    assert failure.name == "contract"
