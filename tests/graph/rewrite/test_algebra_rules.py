@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_cudal1.graph.rewrite import rewrite
-from torch_cudal1.graph.rewrite.algebra_rules import RULES
-from torch_cudal1.graph.rewrite.identity_rules import RULES as CLEAN
+from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES as RULES
+from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES as CLEAN
 
 from .helpers import capture, close_to_float64, ops, run
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_cudal1.graph.rewrite import rewrite
-from torch_cudal1.graph.rewrite.identity_rules import RULES
+from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES as RULES
 
 from .helpers import capture, check_exact, ops, run, same
 

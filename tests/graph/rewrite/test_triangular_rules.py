@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.graph.rewrite import rewrite, triangular_rules
-from torch_cudal1.graph.rewrite.triangular_rules import RULES
+from torch_cudal1.graph.rewrite.triangular_rules import TRIANGULAR_RULES as RULES
 
 from .helpers import capture, close_to_float64, ops, run
 

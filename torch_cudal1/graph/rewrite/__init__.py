@@ -6,10 +6,22 @@ without the noise of capture.
 
 from __future__ import annotations
 
-from torch_cudal1.graph.rewrite import identity_rules
+from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES
 from torch_cudal1.graph.rewrite.apply import Rewritten, rewrite
+from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES
+from torch_cudal1.graph.rewrite.fusion_rules import FUSION_RULES
+from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES
+from torch_cudal1.graph.rewrite.reduction_rules import REDUCTION_RULES
 from torch_cudal1.graph.rewrite.rule import Rule
+from torch_cudal1.graph.rewrite.triangular_rules import TRIANGULAR_RULES
 
 __all__ = ["RULES", "Rewritten", "Rule", "rewrite"]
 
-RULES: tuple[Rule, ...] = identity_rules.RULES
+RULES: tuple[Rule, ...] = (
+    *IDENTITY_RULES,
+    *CONSTANT_RULES,
+    *REDUCTION_RULES,
+    *ALGEBRA_RULES,
+    *TRIANGULAR_RULES,
+    *FUSION_RULES,
+)

@@ -29,7 +29,7 @@ from torch_cudal1.graph.rewrite.match import (
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["RULES"]
+__all__ = ["ALGEBRA_RULES"]
 
 aten = torch.ops.aten
 _Factor: TypeAlias = float | fx.Node
@@ -333,7 +333,7 @@ def scalar_chain(gm: fx.GraphModule) -> int:
     return sites
 
 
-RULES = (
+ALGEBRA_RULES = (
     Rule("diag_matmul_finite", diag_matmul_finite, finite_only=True),
     Rule("diag_matmul", diag_matmul),
     Rule("scalar_chain", scalar_chain),

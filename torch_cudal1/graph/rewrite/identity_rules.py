@@ -32,7 +32,7 @@ from torch_cudal1.graph.rewrite.match import (
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["RULES", "clamp_limits"]
+__all__ = ["IDENTITY_RULES", "clamp_limits"]
 
 aten = torch.ops.aten
 
@@ -382,7 +382,7 @@ def _key(arg: Any) -> Any:
     return type(arg), repr(arg)
 
 
-RULES = (
+IDENTITY_RULES = (
     Rule("dead_code", dead_code),
     Rule("redundant_view", redundant_view),
     Rule("redundant_copy", redundant_copy),

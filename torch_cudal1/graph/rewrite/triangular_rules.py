@@ -13,7 +13,7 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, replace, shape, strides
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["MIN_SIZE", "RULES"]
+__all__ = ["MIN_SIZE", "TRIANGULAR_RULES"]
 
 aten = torch.ops.aten
 MIN_SIZE = 1024  # rows and inner size; smaller products are bound by launches, not by arithmetic
@@ -126,4 +126,4 @@ def _pad(graph: fx.Graph, node: fx.Node, span: tuple[int, int], size: int, *, di
     return call(graph, aten.constant_pad_nd.default, node, [before, after] if dim == 1 else [0, 0, before, after], 0.0)
 
 
-RULES = (Rule("triangular_matmul", triangular_matmul),)
+TRIANGULAR_RULES = (Rule("triangular_matmul", triangular_matmul),)
