@@ -22,13 +22,22 @@ _F32 = torch.float32
 
 
 def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[Node, Node, Node]:
-    """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over `dims`, in fp32."""
+    """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over `dims`, in fp32.
+
+    The rounded sum leaves the mean off by some units; the sum of the deviations tells by how much, and corrects mean, deviation
+    and variance in the same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
+    """
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
-    mean = div(reduced("sum", x, dims), constant(count, _F32))
-    deviation = pointwise("({0} - {1})", x, mean, dtype=_F32)
-    squares = reduced("sum", pointwise("({0} * {0})", deviation, dtype=_F32), dims)
-    return mean, deviation, div(squares, constant(max(0.0, count - correction), _F32))
+    size = constant(count, _F32)
+    rough = div(reduced("sum", x, dims), size)
+    away = pointwise("({0} - {1})", x, rough, dtype=_F32)
+    off = div(reduced("sum", away, dims), size)
+    squares = reduced("sum", pointwise("({0} * {0})", away, dtype=_F32), dims)
+    spread = pointwise("tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)", squares, off, size, dtype=_F32)
+    mean = pointwise("({0} + {1})", rough, off, dtype=_F32)
+    deviation = pointwise("({0} - {1})", away, off, dtype=_F32)
+    return mean, deviation, div(spread, constant(max(0.0, count - correction), _F32))
 
 
 def _rstd(variance: Node, eps: float) -> Node:

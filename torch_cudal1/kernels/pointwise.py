@@ -270,6 +270,11 @@ def _hardtanh(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorS
     return _clamp((args[0], low, high), kwargs, outs)
 
 
+def _bitwise_not(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    dtype = outs[0].torch_dtype
+    return (pointwise("({0} == 0)" if dtype is torch.bool else "(~{0})", args[0], dtype=dtype),)
+
+
 def _isnan(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     return (pointwise("({0} != {0})", args[0], dtype=torch.bool),)
 
@@ -320,6 +325,7 @@ def _table() -> dict[str, Handler]:
     table |= {"relu.default": _relu, "gelu.default": _gelu, "_to_copy.default": _convert}
     table |= {"full.default": _full, "full_like.default": _full, "scalar_tensor.default": _full}
     table |= {"zeros_like.default": _like(0), "ones_like.default": _like(1), "zeros.default": _like(0), "ones.default": _like(1)}
+    table |= {"bitwise_not.default": _bitwise_not}
     return table | {"isnan.default": _isnan, "isinf.default": _isinf}
 
 

@@ -1,0 +1,200 @@
+"""The table of islands whose emitted kernels are compared with float64: name -> (function, inputs).
+
+Ragged sizes on purpose (1, 7, 1000, 1023, 4097), NaN and infinity, other layouts, every family and dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.islands import Step
+from torch_cudal1.program.model import Value
+
+aten = torch.ops.aten
+INF, NAN = float("inf"), float("nan")
+Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
+
+
+def _draw(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    return (torch.randn(*shape, generator=_generator) * scale + shift).to(dtype)
+
+
+def _marked(tensor: torch.Tensor, *marks: tuple[tuple[int, ...], float]) -> torch.Tensor:
+    for position, value in marks:
+        tensor[position] = value
+    return tensor
+
+
+def _method(name: str, *args: Any, **kwargs: Any) -> Callable[[torch.Tensor], Any]:
+    return lambda x: getattr(x, name)(*args, **kwargs)
+
+
+_generator = torch.Generator()
+HALF, BF16 = torch.float16, torch.bfloat16
+
+
+def softmax_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for rows, columns in ((7, 1), (3, 7), (5, 1000), (2, 1023), (2, 4097), (1, 16385)):
+        cases[f"softmax {rows}x{columns}"] = (lambda x: x.softmax(-1), (_draw(rows, columns, scale=5),))
+        cases[f"log_softmax {rows}x{columns}"] = (lambda x: x.log_softmax(-1), (_draw(rows, columns, scale=5),))
+    for dtype in (HALF, BF16):
+        cases[f"softmax {dtype}"] = (lambda x: x.softmax(-1), (_draw(5, 100, dtype=dtype),))
+    special = _marked(_draw(5, 40), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((3, 7), -INF))
+    cases["softmax of infinities and NaN"] = (lambda x: x.softmax(-1), (special,))
+    cases["softmax over the middle"] = (lambda x: x.softmax(1), (_draw(3, 33, 10),))
+    cases["softmax over the first"] = (lambda x: x.softmax(0), (_draw(300, 7),))
+    mask = torch.rand(12, 50, generator=_generator) > 0.5
+    cases["scaled masked softmax"] = (
+        lambda x, m: torch.where(m, x * 0.125, -INF).softmax(-1),
+        (_draw(2, 12, 50, dtype=HALF), mask),
+    )
+    cases["softmax of a transpose"] = (lambda x: x.transpose(0, 1).softmax(-1), (_draw(30, 9),))
+    cases["logsumexp"] = (lambda x: aten.logsumexp(x, [1]), (_marked(_draw(6, 70, scale=30), ((1,), -INF), ((2, 3), INF)),))
+    pair = (_draw(4, 65), _draw(4, 65).softmax(-1))
+    cases["softmax backward"] = (lambda g, o: aten._softmax_backward_data(g, o, -1, o.dtype), pair)
+    return cases
+
+
+def norm_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for columns in (1, 7, 1000, 1023, 4097):
+        args = (_draw(3, columns), _draw(columns), _draw(columns))
+        cases[f"layer_norm {columns}"] = (lambda x, w, b: aten.native_layer_norm(x, [x.shape[-1]], w, b, 1e-5), args)
+    cases["layer_norm far from zero"] = (lambda x: F.layer_norm(x, (1000,)), (_draw(3, 1000, shift=1000.0),))
+    cases["layer_norm over two dimensions"] = (lambda x, w: F.layer_norm(x, (6, 10), w), (_draw(5, 6, 10), _draw(6, 10)))
+    cases["layer_norm with NaN"] = (lambda x: F.layer_norm(x, (20,)), (_marked(_draw(4, 20), ((1, 2), NAN), ((2, 3), INF)),))
+    half = (_draw(6, 96, dtype=HALF), _draw(6, 96, dtype=HALF), _draw(96, dtype=HALF), _draw(96, dtype=HALF))
+    cases["residual layer_norm gelu, two outputs"] = (
+        lambda x, r, w, b: (F.gelu(F.layer_norm(x + r, (96,), w, b)), (x + r) * 1),
+        half,
+    )
+    cases["rms_norm"] = (lambda x, w: F.rms_norm(x, (300,), w, 1e-6), (_draw(4, 300), _draw(300)))
+    cases["rms_norm by hand"] = (
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
+        (_draw(4, 300, dtype=BF16), _draw(300, dtype=BF16)),
+    )
+    cases["fused rms_norm"] = (
+        Step("aten._fused_rms_norm.default", (Value(0), (64,), Value(1), None), 2, lambda x, w: F.rms_norm(x, (64,), w)),
+        (_draw(5, 64), _draw(64)),
+    )
+    group = (_draw(2, 6, 5, 3), _draw(6), _draw(6))
+    cases["group_norm"] = (lambda x, w, b: aten.native_group_norm(x, w, b, 2, 6, 15, 3, 1e-5), group)
+    cases["group_norm silu"] = (lambda x, w, b: F.silu(F.group_norm(x, 3, w, b)), group)
+    cases["group_norm, a few long rows"] = (lambda x: F.group_norm(x, 2), (_draw(1, 4, 96, 100, shift=3.0),))
+    cases["instance_norm"] = (_instance_norm, group)
+    cases["batch_norm of the batch"] = (
+        lambda x, w, b: aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
+        (_draw(9, 6, 11), _draw(6), _draw(6)),
+    )
+    running = (_draw(3, 6, 7), _draw(6), _draw(6), _draw(6), _draw(6).abs())
+    cases["batch_norm of running statistics"] = (
+        lambda x, w, b, m, v: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-5)[0],
+        running,
+    )
+    return cases
+
+
+def _instance_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    flat = x.view(1, -1, *x.shape[2:])
+    out = aten._native_batch_norm_legit.no_stats(flat, w.repeat(x.shape[0]), b.repeat(x.shape[0]), True, 0.1, 1e-5)[0]
+    return out.view(x.shape)
+
+
+def reduction_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for columns in (1, 7, 1000, 1023, 4097):
+        x = _draw(3, columns)
+        cases[f"sum {columns}"] = (lambda x: x.sum(-1), (x,))
+        cases[f"argmax {columns}"] = (lambda x: x.argmax(-1), (x,))
+    special = _marked(_draw(5, 33), ((0, 4), NAN), ((0, 9), NAN), ((1, 2), INF), ((2,), -INF), ((3,), 0.0), ((3, 5), -0.0))
+    for name in ("amax", "amin", "argmax", "argmin"):
+        cases[f"{name} with NaN, infinity and ties"] = (_method(name, 1), (special,))
+        cases[f"{name} half"] = (_method(name, 1), (special.half(),))
+    cases["argmax of all"] = (lambda x: x.argmax(), (_draw(5, 33),))
+    cases["argmin of the first"] = (lambda x: x.argmin(0), (_draw(40, 12),))
+    cases["argmax of a transpose"] = (lambda x: x.t().argmax(), (_draw(9, 12).round(),))
+    cases["argmax of int32"] = (lambda x: x.argmax(1), (torch.randint(-9, 9, (6, 40), dtype=torch.int32, generator=_generator),))
+    cases["max with index"] = (lambda x: tuple(x.max(1)), (special,))
+    x4 = _draw(3, 4, 5, 6)
+    for dims in ((0,), (1,), (2, 3), (0, 2, 3), (1, 3), ()):
+        cases[f"mean over {dims}"] = (_method("mean", dims or None), (x4,))
+        cases[f"sum keepdim over {dims}"] = (_method("sum", dims or (0, 1, 2, 3), keepdim=True), (x4,))
+    cases["prod"] = (lambda x: x.prod(1), (_draw(4, 9),))
+    cases["var"] = (lambda x: x.var(1), (_draw(4, 90, shift=100.0),))
+    cases["std without correction"] = (lambda x: x.std(1, correction=0), (_draw(4, 90),))
+    cases["var_mean"] = (lambda x: tuple(torch.var_mean(x, 0)), (_draw(90, 5),))
+    cases["sum of int64"] = (lambda x: x.sum(1), (torch.randint(-(2**40), 2**40, (4, 50), generator=_generator),))
+    cases["count of true"] = (lambda x: x.sum(1), (torch.rand(4, 50, generator=_generator) > 0.5,))
+    flags = torch.zeros(3, 20, dtype=torch.bool)
+    flags[0], flags[1, 3] = True, True
+    cases["any and all"] = (lambda x: (x.any(1), x.all(1)), (flags,))
+    cases["vector norms"] = (lambda x: (torch.linalg.vector_norm(x, 2, 1), torch.linalg.vector_norm(x, 1, 1)), (_draw(4, 30),))
+    cases["mean of squares of a difference"] = (lambda a, b: ((a - b) ** 2).mean(), (_draw(20, 30), _draw(20, 30)))
+    cases["sum of everything, split"] = (lambda x: (x * 2).sum(), (_draw(20480),))
+    cases["amax per row, split, scaled"] = (lambda x: x.amax(1) * 0.5, (_marked(_draw(2, 16384), ((1, 9), NAN)),))
+    cases["half sum beyond 65504"] = (lambda x: x.sum(1) * 0.001, (torch.full((2, 5000), 100.0, dtype=HALF),))
+    return cases
+
+
+def elementwise_cases() -> dict[str, Case]:
+    x = _marked(_draw(7, 33, scale=3), ((0, 0), NAN), ((1, 1), INF), ((2, 2), -INF), ((3, 3), 0.0), ((4, 4), 30.0), ((4, 5), -30.0))
+    unary: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "gelu": lambda x: F.gelu(x.clamp(-100, 100)),  # the CPU's gelu(inf) is NaN, CUDA's is inf
+        "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+        **{
+            f.__name__: f for f in (F.silu, F.mish, F.softplus, F.elu, F.hardswish, F.hardsigmoid, F.leaky_relu, F.relu, F.hardtanh)
+        },
+        **{f.__name__: f for f in (torch.sigmoid, torch.tanh, torch.exp, torch.neg, torch.abs, torch.reciprocal, torch.square)},
+        **{
+            f.__name__: f
+            for f in (torch.floor, torch.ceil, torch.round, torch.trunc, torch.erf, torch.expm1, torch.isnan, torch.isinf)
+        },
+        "sqrt and rsqrt of the size": lambda x: (x.abs().sqrt(), (x.abs() + 1).rsqrt(), (x.abs() + 1).log()),
+        "clamp": lambda x: x.clamp(-1.5, 2.0),
+        "powers": lambda x: (x**3, x**-1, x.abs() ** 0.5, x**0, x.abs() ** 2.5, x**-2),
+        "comparisons": lambda x: (x > 0, x <= 1.5, x == x, (x > 0) & (x < 3), ~(x > 0)),
+        "select": lambda x: torch.where(x > 0, x * 2, -1.0),
+        "tiny and huge numbers": lambda x: (x * 1e-40, x * 3.4e38 * 10, x + 1e-30),
+        "chain": lambda x: torch.tanh(x * 1.702 + 0.5) / (1 + x.abs()) - 2,
+        "scalar arithmetic": lambda x: (3 - x, torch.rsub(x, 2.0, alpha=3), x / 7, 1 / x, torch.add(x, x, alpha=0.3)),
+    }
+    cases: dict[str, Case] = {name: (function, (x,)) for name, function in unary.items()}
+    for dtype in (HALF, BF16):
+        cases[f"chain {dtype}"] = (lambda x: F.silu(x) * 0.3 + x, (_draw(5, 77, dtype=dtype),))
+    pair = (_draw(4, 1, 9), _draw(5, 1))
+    cases["broadcast both ways"] = (lambda a, b: a * b + a, pair)
+    cases["maximum and minimum with NaN"] = (lambda a, b: (torch.maximum(a, b), torch.minimum(a, b)), (x, x.flip(0).clone()))
+    cases["input transposed"] = (lambda a, b: a.t() + b, (_draw(6, 9), _draw(9, 6)))
+    last = _draw(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    cases["channels last"] = (lambda a, b: F.relu(a) + b, (last, _draw(3, 1, 1)))
+    cases["strided input"] = (lambda a: a * 2, (_draw(8, 20)[::2, 1:18:3],))
+    cases["swiglu from halves"] = (lambda a: F.silu(a.chunk(2, -1)[0]) * a.chunk(2, -1)[1], (_draw(5, 34),))
+    cases["glu"] = (lambda a: F.glu(a, 1), (_draw(5, 34),))
+    cases["reshape, permute and slice"] = (lambda a: (a.view(6, 4, 5).permute(1, 0, 2)[:, 1:4] * 2).contiguous(), (_draw(24, 5),))
+    cases["addcmul and addcdiv"] = (
+        lambda a, b, c: (torch.addcmul(a, b, c, value=0.5), torch.addcdiv(a, b, c.abs() + 1, value=-2)),
+        (_draw(50), _draw(50), _draw(50)),
+    )
+    numbers = torch.randint(-50, 50, (40,), generator=_generator)
+    cases["int64"] = (lambda a: (a * 3 - 7, a > 5, a.to(torch.float32) / 3, -a, a.abs()), (numbers,))
+    cases["int32 and float promote"] = (lambda a, b: (a + b, a * 0.5), (numbers.to(torch.int32), _draw(40)))
+    cases["0-dim tensor operand"] = (lambda a, b: a * b, (_draw(40, dtype=HALF), torch.tensor(1.5)))
+    cases["masked_fill"] = (lambda a, m: a.masked_fill(m, -INF), (_draw(4, 10), torch.rand(10, generator=_generator) > 0.5))
+    cases["backwards"] = (
+        lambda g, y: (aten.sigmoid_backward(g, y), aten.tanh_backward(g, y), aten.threshold_backward(g, y, 0.1)),
+        (_draw(30), _draw(30)),
+    )
+    cases["one element"] = (lambda a: a.exp(), (_draw(1),))
+    cases["no dimensions"] = (lambda a: a + 1, (torch.tensor(2.5),))
+    return cases
+
+
+def all_cases() -> dict[str, Case]:
+    """Every case; the same numbers each time."""
+    _generator.manual_seed(7)
+    return softmax_cases() | norm_cases() | reduction_cases() | elementwise_cases()

@@ -1,0 +1,53 @@
+"""Every emitted kernel, run under Triton's interpreter, gives what float64 gives; NaN and infinity land where eager has them.
+
+One subprocess computes all cases (the interpreter is chosen when Triton is imported); the tests below read its facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.cases import all_cases
+
+NAMES = sorted(all_cases())
+LIMIT = {"fp32": 16.0, "half": 2.5}  # roundings of the output dtype; eager's own error is the other measure
+ROOT = Path(__file__).parents[2]
+Facts = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.kernels.compare"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_proposal_matches_float64(facts: Facts, name: str) -> None:
+    found = facts[name]
+    assert found, "no proposal covers this island"
+    for fact in found:
+        limit = max(LIMIT["half" if "16" in fact["dtype"] else "fp32"], 2.0 * fact["eager"])
+        assert fact["spec"], f"dtype, shape or strides differ: {fact}"
+        assert fact["special"], f"NaN or infinity misplaced: {fact}"
+        assert fact["error"] <= limit, f"error over {limit}: {fact}"
+
+
+def test_the_corrected_two_pass_variance_beats_plain_two_pass_far_from_zero(facts: Facts) -> None:
+    """At mean 1000 the rounded mean alone costs thousands of roundings; after its correction a handful remain."""
+    assert all(fact["error"] < 16 for fact in facts["layer_norm far from zero"])
+
+
+def test_a_split_island_has_split_and_unsplit_proposals(facts: Facts) -> None:
+    splits = {fact["config"]["split"] for fact in facts["sum of everything, split"]}
+    assert 1 in splits
+    assert max(splits) > 1
