@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Partition:
 def partition(whole: Region) -> Partition:
     """Fused islands of `whole`, in step order. Random steps are never part of one."""
     program = whole.program
-    groups = _grow(program.steps, len(program.inputs) + len(program.constants))
+    groups = _grow(program.steps)
     specs = value_specs(program) if groups else {}
     islands: list[Island] = []
     for steps in groups:
@@ -82,27 +82,32 @@ def partition(whole: Region) -> Partition:
 
 
 def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
-    """`whole` with each island's steps replaced by one nested call of its Program; values are numbered anew."""
-    at_last_step = {island.steps[-1]: (island, callee) for island, callee in replacements.items()}
-    removed = {step for island in replacements for step in island.steps}
+    """`whole` with each island's steps replaced by one nested call of its Program; values are numbered anew.
+
+    An island is emitted as soon as its inputs exist: a step outside may need one of its results before its last step stood.
+    """
+    island_of = {step: island for island in replacements for step in island.steps}
+    pending: list[Island | int] = list(dict.fromkeys(island_of.get(position, position) for position in range(len(whole.steps))))
     numbers = {index: index for index in range(len(whole.inputs) + len(whole.constants))}
     steps: list[Step] = []
     upcoming = len(numbers)
-    for position, step in enumerate(whole.steps):
-        if position in at_last_step:
-            island, callee = at_last_step[position]
-            outs = tuple(range(upcoming, upcoming + len(island.outputs)))
-            numbers.update(zip(island.outputs, outs, strict=True))
-            steps.append(Call(callee, tuple(numbers[index] for index in island.inputs), outs))
-        elif position not in removed:
-            outs = tuple(range(upcoming, upcoming + len(step_outs(step))))
-            numbers.update(zip(step_outs(step), outs, strict=True))
-            steps.append(_renumbered(step, numbers, outs))
+    while pending:
+        ready = next(item for item in pending if _needs(item, whole) <= numbers.keys())
+        pending.remove(ready)
+        made = ready.outputs if isinstance(ready, Island) else step_outs(whole.steps[ready])
+        outs = tuple(range(upcoming, upcoming + len(made)))
+        if isinstance(ready, Island):
+            steps.append(Call(replacements[ready], tuple(numbers[index] for index in ready.inputs), outs))
         else:
-            continue
-        upcoming += len(outs)
+            steps.append(_renumbered(whole.steps[ready], numbers, outs))
+        numbers.update(zip(made, outs, strict=True))
+        upcoming += len(made)
     outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
     return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
+
+
+def _needs(item: Island | int, whole: Program) -> set[int]:
+    return set(item.inputs) if isinstance(item, Island) else set(used_values(whole.steps[item]))
 
 
 def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec, ...]) -> Program:
@@ -115,29 +120,38 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _grow(steps: Sequence[Step], first: int) -> list[tuple[int, ...]]:
-    """Greedy convex groups of fusible steps, in step order."""
+def _grow(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps."""
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
-    members: list[list[int]] = []
-    has_row_op: list[bool] = []
+    groups: list[_Group] = []
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
-        chosen = _choose_group(step, used, group_of, upstream, has_row_op)
+        chosen = _choose_group(step, used, group_of, upstream, groups)
         if chosen is None and _is_fusible(step):
-            chosen = len(members)
-            members.append([])
-            has_row_op.append(False)
+            chosen = len(groups)
+            groups.append(_Group())
         if chosen is not None:
-            members[chosen].append(position)
-            has_row_op[chosen] |= _is_row_op(step)
+            group = groups[chosen]
+            group.steps.append(position)
+            group.has_row_op |= _is_row_op(step)
+            group.above |= above - {chosen}
             above |= {chosen}
         for out in step_outs(step):
             upstream[out] = above
             if chosen is not None:
                 group_of[out] = chosen
-    return [tuple(group) for group in members]
+    return [tuple(group.steps) for group in groups]
+
+
+@dataclass
+class _Group:
+    """A growing island: its steps, the groups it depends on, and whether it has its one row operation."""
+
+    steps: list[int] = field(default_factory=list)
+    above: set[int] = field(default_factory=set)
+    has_row_op: bool = False
 
 
 def _choose_group(
@@ -145,16 +159,26 @@ def _choose_group(
     used: set[int],
     group_of: Mapping[int, int],
     upstream: Mapping[int, frozenset[int]],
-    has_row_op: Sequence[bool],
+    groups: Sequence[_Group],
 ) -> int | None:
     if not _is_fusible(step):
         return None
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
-        outside = [index for index in used if group_of.get(index) != group]
-        leaves_and_returns = any(group in upstream.get(index, frozenset()) for index in outside)
-        if not leaves_and_returns and not (has_row_op[group] and _is_row_op(step)):
+        outside = frozenset().union(*(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group))
+        leaves_and_returns = group in _closure(outside, groups)
+        if not leaves_and_returns and not (groups[group].has_row_op and _is_row_op(step)):
             return group
     return None
+
+
+def _closure(start: frozenset[int], groups: Sequence[_Group]) -> set[int]:
+    """All groups that `start` depends on, itself included."""
+    found, waiting = set(start), list(start)
+    while waiting:
+        fresh = groups[waiting.pop()].above - found
+        found |= fresh
+        waiting += fresh
+    return found
 
 
 def _extract(program: Program, steps: tuple[int, ...], specs: Mapping[int, TensorSpec], kind: Kind, name: str) -> Island:

@@ -1,0 +1,127 @@
+"""Islands: convex, computing the same when spliced back, and every step left out has a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.test_lower import Flat
+from torch_cudal1.graph.capture import capture
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.partition import partition, splice, with_inputs
+from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.program.check import check_program, used_values
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import step_outs
+
+CPU = torch.device("cpu")
+
+
+def region_of(module, *inputs):
+    with torch.no_grad():
+        (graph,) = capture(Flat(module.eval()), list(inputs))
+    return lower(graph.module, static=graph.static, name="net").region
+
+
+def random_inputs(region):
+    torch.manual_seed(0)
+    return [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype).uniform_(0.5, 1.5) for s in region.program.inputs]
+
+
+class Diamond(nn.Module):
+    """A pointwise step on both sides of a matrix product: one group would not be convex."""
+
+    def forward(self, x):
+        y = torch.tanh(x) * 2
+        return y @ y + torch.sigmoid(y)
+
+
+NETS = {
+    "mlp": (nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8), nn.Softmax(-1)), torch.randn(4, 8)),
+    "diamond": (Diamond(), torch.randn(8, 8)),
+    "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 6, 16)),
+    "conv": (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(2, 3, 9, 9)),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_attention():
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_splicing_every_island_back_changes_nothing(name):
+    module, x = NETS[name]
+    region = region_of(module, x)
+    islands = partition(region).islands
+    spliced = splice(region.program, {island: island.region.program for island in islands})
+    check_program(spliced)
+    inputs = random_inputs(region)
+    for ours, plain in zip(prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True):
+        assert torch.equal(ours, plain)
+    assert len(spliced.steps) == len(region.program.steps) - sum(len(island.steps) - 1 for island in islands)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_islands_are_convex_and_disjoint(name):
+    module, x = NETS[name]
+    region = region_of(module, x)
+    islands = partition(region).islands
+    taken = [step for island in islands for step in island.steps]
+    assert len(taken) == len(set(taken))
+    for island in islands:
+        tainted = set()  # values outside the island that depend on it
+        inside = set(island.steps)
+        produced = {out for step in inside for out in step_outs(region.program.steps[step])}
+        for position, step in enumerate(region.program.steps):
+            used = set(used_values(step))
+            if position in inside:
+                assert not used & tainted, "a path leaves the island and comes back"
+            elif used & (produced | tainted):
+                tainted |= set(step_outs(step))
+
+
+def test_equal_islands_of_different_models_share_a_key():
+    norm = [nn.LayerNorm(16), nn.GELU()]
+    one = region_of(nn.Sequential(nn.Linear(8, 16), *norm), torch.randn(4, 8))
+    two = region_of(nn.Sequential(nn.Linear(32, 16, bias=False), *norm, nn.Linear(16, 2)), torch.randn(4, 32))
+    keys = [{island.region.key for island in partition(region).islands} for region in (one, two)]
+    assert keys[0] & keys[1]
+
+
+def test_what_is_left_out_has_a_reason():
+    region = region_of(*NETS["mlp"])
+    left = partition(region).left
+    assert any("addmm" in reason and "Inductor" in reason for reason in left)
+    assert sum(left.values()) + sum(len(island.steps) for island in partition(region).islands) == len(region.program.steps)
+
+
+def test_a_rewritten_region_keeps_all_inputs_even_those_it_no_longer_reads():
+    class Wasteful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 48), nn.Linear(64, 48)
+
+        def forward(self, x):
+            return self.first(x).sum(-1, keepdim=True) * 2 + 0 * 0
+
+    region = region_of(Wasteful(), torch.randn(16, 64))
+    variant = rewritten(region, assume_finite=True)
+    assert variant is not None
+    check_program(variant.program)
+    assert variant.program.inputs == region.program.inputs
+    inputs = random_inputs(region)
+    ours, plain = (prepare(program, CPU)(inputs)[0] for program in (variant.program, region.program))
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_can_be_put_in_another_order():
+    region = region_of(nn.Linear(8, 4), torch.randn(2, 8))
+    spec = region.program.inputs
+    moved = with_inputs(region.program, (2, 0, 1), (spec[1], spec[2], spec[0]))
+    a, b, c = random_inputs(region)
+    assert torch.equal(prepare(moved, CPU)([b, c, a])[0], prepare(region.program, CPU)([a, b, c])[0])
