@@ -74,7 +74,7 @@ def test_explain_tells_what_runs_what_was_tried_and_why(
         "nothing was faster",
         "fold -> eager",
         "too slow",
-        "left out: the optimizer",
+        "left to PyTorch: the optimizer",
     ):
         assert part in shown
 

@@ -13,6 +13,7 @@ from torch_cudal1.view import text
     [
         (Interval(1.42, 1.38, 1.47), "1.42x [1.38, 1.47]"),
         (Interval(130.4, 120.0, 141.0), "130x [120, 141]"),
+        (Interval(1.0, 1.0, 1.0), "1.00x"),
         (0.985, "0.98x"),
         (None, "-"),
         (float("inf"), "infx"),
@@ -46,6 +47,13 @@ def test_an_unmeasured_number_is_neither_zero_nor_one() -> None:
 def test_a_name_cannot_drive_the_terminal(attack: str) -> None:
     cleaned = text.clean(attack)
     assert cleaned.isprintable()
+
+
+def test_a_traceback_in_a_reason_is_cut_to_a_line() -> None:
+    told = text.brief("broke\n" + "x" * 900, 100)
+    assert told.startswith("broke x")
+    assert len(told) == 100
+    assert text.brief("short") == "short"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -134,8 +134,8 @@ def _story(story: Story) -> str:
         parts.append(f'<p class="note">What was won was taken back: {_e(explanation.undone)}</p>')
     parts += [_region(region) for region in explanation.regions]
     if explanation.left_out:
-        items = "".join(f"<li>{_e(reason)}</li>" for reason in explanation.left_out)
-        parts.append(f"<p>Not made into regions, and why:</p><ul>{items}</ul>")
+        items = "".join(f"<li>{_e(text.brief(reason, 600))}</li>" for reason in explanation.left_out)
+        parts.append(f"<p>Left to PyTorch, and why:</p><ul>{items}</ul>")
     return "".join(parts) + "</article>"
 
 

@@ -36,7 +36,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
         rows = [[name, *(str(one.get(part) or text.ABSENT) for part in parts)] for name, one in tried]
         screen.table(("region", "tried", "decision", "found by", "why"), rows)
     for reason in explanation.left_out:
-        screen.line(f"left out: {reason}")
+        screen.line(f"left to PyTorch: {text.brief(reason)}")
     measured = explanation.end_to_end
     if measured is not None:
         screen.line(

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 
 from torch_cudal1.explanation import Interval
 
-__all__ = ["ABSENT", "clean", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
+__all__ = ["ABSENT", "brief", "clean", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
 
 ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
 
 
 def speedup(value: Interval | float | None) -> str:
-    """A speed-up such as "1.42x [1.38, 1.47]", or "1.42x" without an interval."""
+    """A speed-up such as "1.42x [1.38, 1.47]", or "1.42x" where no interval was measured (none, or one without width)."""
     if value is None:
         return ABSENT
+    if isinstance(value, Interval) and value.low == value.high:
+        return _times(value.value)
     if isinstance(value, Interval):
         return f"{_times(value.value)} [{_number(value.low)}, {_number(value.high)}]"
     return _times(value)
@@ -78,6 +80,12 @@ def clean(text: object) -> str:
     Line breaks and tabs become spaces, the rest becomes U+FFFD.
     """
     return "".join(" " if c in "\n\r\t" else "\ufffd" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+
+
+def brief(text: object, limit: int = 300) -> str:
+    """`text` on one line, cut at `limit` characters: the reason for a failure may hold a whole traceback."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> str:
