@@ -1,0 +1,160 @@
+"""The records of a module guard: what is watched, what it was when the guard was bound, and where it is.
+
+Data only: `torch_cudal1.watch` makes the records, `torch_cudal1.guard` and `csrc/guard.cpp` compare them with the present.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = [
+    "FACTS",
+    "IGNORED",
+    "Cell",
+    "Code",
+    "Empty",
+    "Home",
+    "Items",
+    "Kin",
+    "Lookup",
+    "Raw",
+    "Refusal",
+    "Table",
+    "TensorFacts",
+    "Watched",
+    "tensor_facts",
+]
+
+IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
+FACTS = ("dtype", "device", "shape", "strides", "requires_grad", "layout", "address", "conjugate bit", "negative bit")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """This module cannot be guarded, and why; it keeps running as it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """The class of an object."""
+
+    where: str
+    thing: object
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The attribute dictionary of an object: it may be replaced as a whole."""
+
+    where: str
+    thing: object
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is skipped where `skips`."""
+
+    where: str
+    what: str
+    table: Mapping[Any, Any]
+    keys: tuple[object, ...]
+    values: tuple[object, ...]
+    skips: bool = False
+    owner: type | None = None  # the class whose body `table` shows
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list, deque or set whose items stay the same objects in the same order."""
+
+    where: str
+    thing: Any
+    items: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A bytearray and its content."""
+
+    where: str
+    thing: bytearray
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A hook dictionary, empty at the walk."""
+
+    where: str
+    hooks: Mapping[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A global name that `forward` uses."""
+
+    where: str
+    table: dict[str, Any]
+    key: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code of a function: reloading tools replace it inside the function."""
+
+    where: str
+    function: types.FunctionType
+    code: types.CodeType
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A closure variable."""
+
+    where: str
+    cell: types.CellType
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts and not the object."""
+
+    where: str
+    tensor: torch.Tensor
+    kind: type
+    facts: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Everything a guard checks. Holding it keeps objects alive (so that identities are not reused), but no old tensor storage."""
+
+    kins: tuple[Kin, ...]
+    homes: tuple[Home, ...]
+    tables: tuple[Table, ...]
+    items: tuple[Items, ...]
+    raws: tuple[Raw, ...]
+    empties: tuple[Empty, ...]
+    lookups: tuple[Lookup, ...]
+    codes: tuple[Code, ...]
+    cells: tuple[Cell, ...]
+    tensors: tuple[TensorFacts, ...]
+
+
+def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What of a dense tensor a compiled program relies on besides its values; the address counts as "aligned" to 16 bytes or not."""
+    address = tensor.data_ptr()
+    place = "none" if not address else "unaligned" if address % 16 else "aligned"
+    form = (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.layout)
+    return (*form, place, tensor.is_conj(), tensor.is_neg())
