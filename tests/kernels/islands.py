@@ -152,7 +152,7 @@ def stand_in_for_libdevice() -> None:
 
         return call
 
-    names = "exp exp2 expm1 log log2 log10 log1p erf erfc rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh"
+    names = "exp exp2 expm1 log log2 log10 log1p erf erfc rsqrt asin acos atan sinh cosh tanh asinh acosh atanh"
     for name in names.split():
         setattr(libdevice, name, stand_in(getattr(torch, name, None) or getattr(torch.special, name)))
     for name, function in LIBDEVICE.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from torch_cudal1.program.model import Program
 
 __all__ = ["build", "compile_kernel"]
 
+_GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
 _ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -42,7 +44,8 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     from triton import knobs
     from triton.errors import TritonError
 
-    with tempfile.TemporaryDirectory() as folder, knobs.compilation.scope(), knobs.cache.scope():
+    with tempfile.TemporaryDirectory() as folder, knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = _stages_hook
         knobs.compilation.disable_line_info = True  # line info would put the temporary path into the cubin
         knobs.cache.dir = folder
         module = load_source(kernel, Path(folder))
@@ -79,6 +82,28 @@ def _compile(function: Any, kernel: Kernel, sm: int) -> Any:
     # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+
+def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
+    """Triton's pipeline hook: without arguments it names the pipeline, with (backend, stages, ...) it may wrap stages."""
+    if not arguments:
+        return "unreferenced globals dropped", "1"
+    stages = arguments[1]
+    to_ptx = stages["ptx"]
+    stages["ptx"] = lambda module, metadata: without_dead_globals(to_ptx(module, metadata))
+    return None
+
+
+def without_dead_globals(ptx: str) -> str:
+    """The PTX without module globals that nothing reads.
+
+    Every libdevice call leaves the string "__CUDA_FTZ" of its resolved reflection behind; a cubin with module memory is refused
+    when it is scanned, since such memory could outlive a call. A global that code does read stays, and so does the refusal.
+    """
+    for line, name in [(match[0], match[1]) for match in _GLOBAL.finditer(ptx)]:
+        if len(re.findall(rf"(?<![\w$]){re.escape(name)}(?![\w$])", ptx)) == 1:
+            ptx = ptx.replace(line, "")
+    return ptx
 
 
 def _checked(compiled: Any, kernel: Kernel, sm: int) -> Cubin:

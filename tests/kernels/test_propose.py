@@ -1,0 +1,115 @@
+"""`propose` covers what it can compute exactly and says nothing about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.islands import island
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels import propose
+from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value
+
+aten = torch.ops.aten
+X, S = torch.empty(8, 12), torch.empty(12, 12)
+Function = Callable[..., object]
+
+FAMILIES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
+    "softmax": (lambda x: F.softmax(x, -1), (X,), "softmax"),
+    "norm with an epilogue": (lambda x: F.relu(F.layer_norm(x, (12,))), (X,), "norm"),
+    "reduction": (lambda x: (x * x).sum(1), (X,), "reduction"),
+    "arg-reduction": (lambda x: x.argmax(1), (X,), "reduction"),
+    "chain": (lambda x: torch.tanh(x) * 2, (X,), "elementwise"),
+}
+REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
+    "an unknown op": (lambda x: torch.cumsum(x, 0) + 1, (X,)),
+    "a matrix product": (lambda x: torch.relu(x @ x.t()), (X,)),
+    "random numbers": (lambda x: torch.bernoulli(x) * 2, (X,)),
+    "float64": (lambda x: x + 1, (X.double(),)),
+    "an 8-bit type": (lambda x: x + 1, (X.to(torch.uint8),)),
+    "complex numbers": (lambda x: x * 2, (X.to(torch.complex64),)),
+    "no elements": (lambda x: x + 1, (torch.empty(0, 4),)),
+    "an output that is an input": (lambda x: (x, x + 1), (X,)),
+    "an output that views an input": (lambda x: x.t(), (X,)),
+    "two outputs that share memory": (lambda x: _with_view(x + 1), (X,)),
+    "an expanded output": (lambda x: (x[:, :1] + 1).expand(8, 12), (X,)),
+    "outputs of different sizes": (lambda x: (x + 1, x[:2] * 2), (X,)),
+    "reductions over different dimensions": (lambda x: x.softmax(0).softmax(1), (S,)),
+    "reductions of different lengths": (lambda x: x / (x.sum(0, keepdim=True) + x.sum(1, keepdim=True)), (X,)),
+    "a reduction inside another one": (lambda x: (x - x.mean(0)).amax(1), (X,)),
+    "integer division": (lambda x: torch.div(x, 3, rounding_mode="floor"), (X.long(),)),
+    "a third-order norm": (lambda x: torch.linalg.vector_norm(x, 3, 1), (X,)),
+}
+
+
+def _with_view(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return y, y.view(-1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_island_is_named_after_its_anchor(name: str) -> None:
+    function, inputs, family = FAMILIES[name]
+    proposals = propose(island(function, inputs), 90)
+    assert 1 <= len(proposals) <= 6
+    assert {proposal.family for proposal in proposals} == {family}
+    assert len({str(proposal.to_json()) for proposal in proposals}) == len(proposals)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_proposed_for(name: str) -> None:
+    assert propose(island(*REFUSED[name]), 90) == ()
+
+
+def test_refusals_carry_a_reason_for_who_asks() -> None:
+    with pytest.raises(NotLowerableError, match="cumsum"):
+        lower(island(*REFUSED["an unknown op"]), Proposal("elementwise", {"rows": 256, "warps": 4}))
+
+
+def test_cpu_programs_nested_programs_and_old_devices_get_nothing() -> None:
+    reference = island(*FAMILIES["chain"][:2])
+    assert propose(reference, 80)
+    assert propose(reference, 75) == ()
+    assert propose(island(*FAMILIES["chain"][:2], device="cpu"), 90) == ()
+    nested = Program(reference.inputs, (Call(reference, (0,), (1,)),), (1,))
+    assert propose(nested, 90) == ()
+
+
+def test_a_cpu_scalar_beside_cuda_tensors_gets_nothing() -> None:
+    scalar = TensorSpec("float32", (), (), "cpu")
+    reference = Program(
+        (TensorSpec("float32", (8,), (1,), "cuda"), scalar), (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,)),), (2,)
+    )
+    assert propose(reference, 90) == ()
+    assert propose(replace(reference, inputs=(reference.inputs[0], replace(scalar, device="cuda"))), 90)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((10000, 16), {"rows": 64, "columns": 16, "loop": False}),  # short rows share a program
+        ((4096, 1024), {"rows": 1, "columns": 1024, "loop": False}),
+        ((512, 30000), {"rows": 1, "columns": 32768, "loop": False}),
+        ((512, 70000), {"rows": 1, "columns": 4096, "loop": True}),  # does not fit a tile
+        ((2, 1 << 20), {"split": 264, "loop": True}),  # two rows leave the device idle
+    ],
+)
+def test_the_first_tile_follows_the_row_length(shape: tuple[int, int], expected: dict[str, object]) -> None:
+    spec = TensorSpec("float16", shape, (shape[1], 1), "cuda")
+    reference = Program((spec,), (Aten("aten._softmax.default", (Value(0), -1, False), (), (1,)),), (1,))
+    config = propose(reference, 90)[0].config
+    if "split" in expected:
+        assert config["split"] >= 64
+    else:
+        assert {key: config[key] for key in expected} == expected
+
+
+def test_rows_that_are_neighbours_in_memory_share_a_program() -> None:
+    spec = TensorSpec("float32", (16, 512, 4096), (512 * 4096, 4096, 1), "cuda")
+    reference = Program((spec,), (Aten("aten.sum.dim_IntList", (Value(0), (1,)), (), (1,)),), (1,))
+    assert all(proposal.config["rows"] >= 16 for proposal in propose(reference, 90))
