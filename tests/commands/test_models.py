@@ -46,6 +46,7 @@ class Result:
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = tmp_path / "model.py"
     path.write_text(SOURCE)
+    monkeypatch.setenv("COLUMNS", "300")  # the temporary path is long; what a narrow table does is tested in view
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     return str(path)
 
