@@ -137,8 +137,8 @@ def _push_positions(gm: fx.GraphModule) -> int:
 
     Before: 2 N O C T P flops (T taps, P positions); after: 4 N O C T, the input read 3k times (k taps of the first dim), mostly
     from cache. Valid for any stride, padding and dilation, groups 1, each tap meeting something, the convolution used once.
-    Mask-exact for any input, and for infinite weights as far as eager is one thing: whether the zeros of a padding meet an infinite
-    weight differs between PyTorch's own algorithms (float32 and float64 on CPU); here they do, as in a GEMM over patches.
+    Mask-exact for any input, and for infinite or NaN weights as far as eager is one thing: whether the zeros of a padding meet such
+    a weight differs between PyTorch's own algorithms (on CPU float32 and float64 disagree); here they do, as in im2col.
     """
     return _push(gm, True)
 
@@ -251,7 +251,8 @@ def _push_channels(gm: fx.GraphModule) -> int:
 
     conv(x, w, b).sum(1) = conv(x, w.sum(0), b.sum()), plain or transposed, with any stride, padding and dilation. Before: O output
     channels; after: 2 (the sum and the twin that keeps NaN where an infinite input meets weights of both signs). Flops and bytes
-    of the output fall O / 2 times. Valid for groups 1, the convolution used once. Mask-exact.
+    of the output fall O / 2 times. Valid for groups 1, the convolution used once. Mask-exact, with the
+    proviso of `_push_positions` for weights and padding.
     """
     return _push(gm, False)
 

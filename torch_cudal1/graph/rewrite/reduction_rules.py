@@ -109,7 +109,7 @@ def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
 def _push_linear(gm: fx.GraphModule) -> int:
     """sum or mean of x @ w + b, before: GEMM (2MKN flops), write and read MN; after: reduce w or x first, then a thin product.
 
-    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read 3 times (sum, and least and greatest for the signs).
+    Over columns: (x @ w + b).sum(-1) -> x @ w.sum(-1) + b.sum(): 4MK flops, w read 3 times (sum, least, greatest).
     Over rows:    (x @ w + b).sum(0)  -> x.sum(0) @ w + M * b: 4KN flops, x read up to three times.
     Over both: columns first, then the vector that is left. The same for `mm`, `addmm`, `bmm`, through the views of a batched linear
     layer, and with scaling by numbers and additions of anything in between.
