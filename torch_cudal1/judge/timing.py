@@ -24,6 +24,7 @@ Call: TypeAlias = Callable[[], object]
 BUCKETS = 7  # CUDA-L1 paper: seven consecutive blocks of runs
 _PAIRS = 56  # 8 a bucket (VALIDATION 4.3, profile fast)
 _FEWEST_PAIRS = 14
+_ROUNDS, _FEWEST_ROUNDS = 30, 5
 _SAMPLE_US = 2_500.0  # with 8 pairs this is 20 ms a side and bucket; never under 200 us, where the clock and the scheduler show
 _MOST_REPEATS = {"cpu": 5_000, "cuda": 48}  # on CUDA every call pays for a flush, which is not timed but takes time
 _WARM_CALLS = 3
@@ -60,7 +61,7 @@ def synchronise(device: torch.device) -> None:
 def sample_pairs(run_a: Call, run_b: Call, device: torch.device, *, budget_s: float = 10.0) -> list[tuple[float, float]]:
     """Time two callables in ABBA blocks whose first side is random: (a, b) microseconds per call, one tuple a pair.
 
-    56 pairs, fewer (down to 14) where they would take longer than `budget_s`.
+    56 pairs, fewer (down to 14) where they take longer than `budget_s` or the machine turns out slower than it looked.
     """
     cost_a, cost_b = (_warm(run, device) for run in (run_a, run_b))
     repeats = _repeats(min(cost_a, cost_b), device)
@@ -68,7 +69,8 @@ def sample_pairs(run_a: Call, run_b: Call, device: torch.device, *, budget_s: fl
     pairs = min(_PAIRS, max(_FEWEST_PAIRS, int(budget_s / max(sample_s, 1e-9))))
     pairs += pairs % 2
     samples: list[tuple[float, float]] = []
-    while len(samples) < pairs:
+    end = time.perf_counter() + budget_s
+    while len(samples) < (pairs if time.perf_counter() < end else _FEWEST_PAIRS):
         first_a = random.random() < 0.5
         for a_leads in (first_a, not first_a):
             sides = (run_a, run_b) if a_leads else (run_b, run_a)
@@ -82,9 +84,12 @@ def interleave(runs: Mapping[str, Call], device: torch.device, *, budget_s: floa
     costs = {name: _warm(run, device) for name, run in runs.items()}
     repeats = {name: _repeats(cost, device) for name, cost in costs.items()}
     round_s = sum(costs[name] * repeats[name] for name in runs) / 1e6
-    rounds = min(30, max(5, int(budget_s / max(round_s, 1e-9))))
+    rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    end = time.perf_counter() + budget_s
+    for done in range(rounds):
+        if done >= _FEWEST_ROUNDS and time.perf_counter() > end:
+            break
         for name in random.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], repeats[name], device))
     return samples

@@ -1,0 +1,107 @@
+"""The whole way: a race of baselines, a candidate judged, kernels built, and evidence that is JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import pytest
+import torch
+
+from tests.judge.programs import V, candidate, linear_relu, op, spec, with_steps
+from torch_cudal1 import observe
+from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines, tried
+from torch_cudal1.kernels import Proposal, propose
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Accepted, Candidate, Contract, Region, Rejected, Target
+from torch_cudal1.settings import Settings
+
+CPU = torch.device("cpu")
+JOB = Job(Settings(), Contract(), CPU)
+TARGET = Target("cuda", "sm_90", "NVIDIA H200", "13.0", torch.__version__, "")
+N = 384
+
+
+def diagonal_product() -> tuple[Region, Program]:
+    """diag(d) @ B: the region as written, and the same as a broadcast (less work by a factor of N)."""
+    written = (op("aten.diag_embed.default", V(0), out=2), op("aten.mm.default", V(2), V(1), out=3))
+    broadcast = (op("aten.unsqueeze.default", V(0), 1, out=2), op("aten.mul.Tensor", V(1), V(2), out=3))
+    region = Region(Program((spec(N), spec(N, N)), written, (3,)), ("input", "input"), name="diag")
+    return region, with_steps(region, *broadcast, output=3)
+
+
+def test_a_right_and_faster_rewrite_is_accepted_with_its_evidence() -> None:
+    observe.reset()
+    region, broadcast = diagonal_product()
+    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    ranking = rank_baselines(region, ("eager",), job)
+    assert ranking.best == Candidate(region.program, "eager", "baseline")
+    assert ranking.medians_us["eager"] > 0
+    judgement = judge(region, candidate(broadcast, "diag_matmul"), ranking, job)
+    assert isinstance(judgement.decision, Accepted), judgement.decision
+    timing = judgement.decision.timing
+    assert 1.05 <= timing.low <= timing.speedup <= timing.high
+    assert timing.baseline == "eager"
+    facts = json.loads(json.dumps(evidence(judgement, ranking), allow_nan=False))
+    assert facts["timing"]["low"] == timing.low
+    assert facts["profile"] == "fast"
+    assert {"numerics", "fresh_output", "repeat"} <= {check["name"] for check in facts["checks"]}
+    line = json.loads(json.dumps(tried(judgement), allow_nan=False))
+    assert line["decision"] == "accepted"
+    assert line["label"] == "diag_matmul -> eager"
+    assert observe.report().counters["candidates_judged"] == 1
+
+
+def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
+    """inf * 0 in the product spreads NaN over a column of diag(d) @ B; the broadcast keeps it in one row."""
+    region, broadcast = diagonal_product()
+    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    decision = judge(region, candidate(broadcast), ranking, JOB).decision
+    assert isinstance(decision, Rejected)
+    assert decision.detector == "special"
+
+
+def test_a_slower_candidate_is_right_but_rejected() -> None:
+    region, broadcast = diagonal_product()
+    swapped = Region(broadcast, region.roles)
+    ranking = Ranking(Candidate(broadcast, "eager", "baseline"), {"eager": 1.0})
+    judgement = judge(swapped, candidate(broadcast), ranking, JOB)
+    assert judgement.verdict.passed, judgement.verdict.failure
+    assert isinstance(judgement.decision, Rejected)
+    assert judgement.decision.detector == "timing"
+    assert tried(judgement)["speedup"] is not None
+
+
+def test_real_examples_take_part() -> None:
+    region = linear_relu()
+    examples = tuple(torch.randn(s.shape) for s in region.program.inputs)
+    job = Job(Settings(), Contract(), CPU, examples)
+    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    checks = judge(region, candidate(region.program), ranking, job).verdict.checks
+    assert [c for c in checks if c.name == "numerics" and "examples" in c.detail]
+
+
+def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
+    region = linear_relu()
+    ranking = rank_baselines(region, ("inductor", "eager+graph"), JOB)
+    assert set(ranking.medians_us) == {"eager", "inductor"}, ranking.failures
+    assert "CUDA" in ranking.failures["eager+graph"]
+    judgement = judge(region, candidate(region.program, "compiled", "inductor"), ranking, JOB)
+    assert judgement.verdict.passed, judgement.verdict.failure
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
+def test_kernels_are_built_without_a_gpu_and_a_bad_proposal_is_a_value() -> None:
+    pytest.importorskip("triton")
+    cuda = spec(64, 512)
+    cuda = type(cuda)(cuda.dtype, cuda.shape, cuda.strides, "cuda")
+    region = Region(Program((cuda,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",))
+    proposals = propose(region.program, 90)
+    assert proposals
+    built = build(region, (proposals[0], Proposal("no such family", {})), JOB, TARGET)
+    assert isinstance(built[0], Candidate), built[0]
+    assert built[0].program.launches
+    assert built[0].techniques == (proposals[0].family,)
+    assert built[0].program.inputs == region.program.inputs
+    assert isinstance(built[1], Rejected)
+    assert built[1].reason
