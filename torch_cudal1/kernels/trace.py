@@ -101,6 +101,9 @@ def _fake(spec: TensorSpec) -> torch.Tensor:
 def _run_fake(step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
     packet, overload = step.target.removeprefix("aten.").split(".")
     op = getattr(getattr(torch.ops.aten, packet), overload)
+    named = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
+    if unusual := [key for key, _ in step.kwargs if key not in named]:
+        raise NotLowerableError(f"{step.target} is given {unusual} by name; the handlers read them by position")
     args, kwargs = (_bind(arg, fakes) for arg in step.args), {k: _bind(v, fakes) for k, v in step.kwargs}
     try:
         result = op(*args, **kwargs)

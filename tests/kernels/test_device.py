@@ -1,0 +1,46 @@
+"""On a GPU, the machine code itself gives what float64 gives, for every case and proposal that the interpreter is asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.cases import all_cases
+from tests.kernels.compare import errors, outputs_of
+from tests.kernels.islands import island
+from torch_cudal1.kernels import build, propose
+from torch_cudal1.program.execute import prepare
+
+NAMES = sorted(all_cases())
+
+
+def placed(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the GPU with the same strides."""
+    room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    return room.copy_(tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_machine_code_matches_float64(name: str) -> None:
+    function, given = all_cases()[name]
+    major, minor = torch.cuda.get_device_capability()
+    program = island(function, given)
+    inputs = [placed(tensor) for tensor in given]
+    eager = outputs_of(function, inputs)
+    exact = outputs_of(function, [t.double() if t.is_floating_point() else t for t in inputs])
+    proposals = propose(program, 10 * major + minor)
+    assert proposals
+    for proposal in proposals:
+        run = prepare(build(program, proposal, 10 * major + minor), torch.device("cuda"))
+        first, second = run(inputs), run(inputs)
+        for got, again, plain, wide in zip(first, second, eager, exact, strict=True):
+            assert got is not None
+            assert again is not None
+            fact = errors(got, plain, wide)
+            limit = max(2.5 if got.dtype.itemsize == 2 else 16.0, 2.0 * fact["eager"])
+            assert fact["spec"], f"{proposal}: dtype, shape or strides differ: {fact}"
+            assert fact["special"], f"{proposal}: NaN or infinity misplaced: {fact}"
+            assert fact["error"] <= limit, f"{proposal}: error over {limit}: {fact}"
+            assert torch.equal(got.nan_to_num(), again.nan_to_num())  # no atomics, no races: the same bits every time
