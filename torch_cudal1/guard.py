@@ -222,8 +222,8 @@ def call_state(device_type: str) -> tuple[object, ...]:
 def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
     """A hashable description of the arguments, the same for two calls exactly if one plan can serve both; None if none can.
 
-    Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None, dtype, device). Of a tensor:
-    dtype, device, shape, strides, requires_grad, 16-byte alignment, and which other input tensors it overlaps in memory; not its values.
+    Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None, dtype, device). Of a
+    tensor: dtype, device, shape, strides, requires_grad, 16-byte alignment, which other inputs overlap it; not its values.
     """
     return _signature(args, kwargs)
 

@@ -297,11 +297,18 @@ class _Walk:
         if isinstance(value, types.FunctionType):
             same_file = value.__globals__ is table
             self._code(f"function {name}", value if same_file else None, None)
-        elif isinstance(value, types.ModuleType):  # F.relu: watch the name in that module too
-            inner = vars(value)
-            for attribute in sorted(names & inner.keys()):
-                if self._new(inner, attribute):
-                    self.lookups.append(Lookup(f"{name}.{attribute}", inner, attribute, inner[attribute]))
+        elif isinstance(value, types.ModuleType):
+            self._module_names(name, value, names)
+
+    def _module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
+        """`nn.functional.relu` in code: `functional` of `nn` and `relu` of that are looked up at every call: watched."""
+        table = vars(module)
+        for name in sorted(names & table.keys()):
+            if self._new(table, name):
+                value = table[name]
+                self.lookups.append(Lookup(f"{where}.{name}", table, name, value))
+                if isinstance(value, types.ModuleType):
+                    self._module_names(f"{where}.{name}", value, names)
 
 
 def _join(path: str, name: object) -> str:

@@ -153,7 +153,7 @@ class Watched:
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What of a dense tensor a compiled program relies on besides its values; the address counts as "aligned" to 16 bytes or not."""
+    """What a compiled program relies on of a dense tensor besides values; the address counts as "aligned" to 16 bytes or not."""
     address = tensor.data_ptr()
     place = "none" if not address else "unaligned" if address % 16 else "aligned"
     form = (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.layout)
