@@ -7,17 +7,22 @@ entry wins, the graph is captured with AOTAutograd and each ATen graph gets its 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import CacheMissError, NotLowerableError, SettingError
 from torch_cudal1.settings import Settings
 
 __all__ = ["cudal1"]
+
+_MORE_THAN_NOISE = 1.02
 
 
 def cudal1(
@@ -46,9 +51,8 @@ def cudal1(
 
 
 def _compile(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any]:
-    from torch_cudal1.graph.capture import capture, is_dynamic
+    from torch_cudal1.graph.capture import is_dynamic
     from torch_cudal1.graph.identity import Unnamed, graph_digest
-    from torch_cudal1.graph.lower import lower
     from torch_cudal1.machine import device_of
     from torch_cudal1.pipeline import choose, place_for
 
@@ -56,57 +60,74 @@ def _compile(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, opti
         observe.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
         return _inductor(gm, inputs, options)
     place = place_for(device_of(list(inputs)), settings)
-    digest = graph_digest(gm, inputs, extra=[repr(sorted(options.items(), key=str))])
-    if not isinstance(digest, Unnamed):
-        remembered = place.cache.get_alias(digest, place.target, place.contract)
-        if isinstance(remembered, dict) and remembered.get("runs") == "inductor":
-            observe.count("graphs_remembered")
-            return _inductor(gm, inputs, options)
-    lowered = []
-    for graph in capture(gm, inputs):
-        try:
-            lowered.append(lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind))
-        except NotLowerableError as problem:
-            observe.record("capture", "left_out", reason=problem.reason, kind=graph.kind)
-            return _inductor(gm, inputs, options)
-    choices = {item.region.key: choose(item.region, place) for item in lowered}
-    if not _worth_our_path(list(choices.values())):
-        if not isinstance(digest, Unnamed) and all(choice.entry is not None for choice in choices.values()):
-            keys = [item.region.key for item in lowered]
-            place.cache.put_alias(digest, {"runs": "inductor", "regions": keys}, place.target, place.contract)
+    digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
+    name = None if isinstance(digest, Unnamed) else digest
+    known = place.cache.get_alias(name, place.target, place.contract) if name else None
+    if isinstance(known, dict) and known.get("runs") in ("inductor", "eager"):
+        observe.count("graphs_remembered")
+        return gm.forward if known["runs"] == "eager" else _inductor(gm, inputs, options)
+    lowered = _regions(gm, inputs)
+    if isinstance(lowered, str):
+        observe.record("capture", "left_out", reason=lowered)
         return _inductor(gm, inputs, options)
-    return _own_path(gm, inputs, choices, place, options)
+    choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
+    if any(choice.entry is None for choice in choices):
+        return _inductor(gm, inputs, options)
+    runs = _what_runs(choices, settings.margin)
+    if runs == "swaps":
+        return _own_path(gm, inputs, choices, place, options)
+    if name:
+        place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
+    return gm.forward if runs == "eager" else _inductor(gm, inputs, options)
 
 
-def _worth_our_path(choices: Sequence[Any]) -> bool:
-    """Our own tracing pays when a candidate won, or when every graph of a model without gradients runs best without Inductor."""
-    if any(choice.swapped for choice in choices):
-        return True
-    known = all(choice.entry is not None for choice in choices)
-    inference = all(choice.region.kind == "inference" for choice in choices)
-    return known and inference and all(choice.candidate.schedule != "inductor" for choice in choices)
+def _regions(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | str:
+    """The regions of the graph, or why it has none."""
+    from torch_cudal1.graph.capture import capture
+    from torch_cudal1.graph.lower import lower
+
+    try:
+        return [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in capture(gm, inputs)]
+    except NotLowerableError as problem:
+        return problem.reason
+
+
+def _what_runs(choices: Sequence[Any], margin: float) -> str:
+    """ "swaps", "inductor" or "eager": by the measured time of all graphs together, forward and backward, against Inductor's.
+
+    Our own tracing must pay for itself by the margin; leaving Inductor for plain eager needs more than noise.
+    """
+    ours = sum(_time_us(choice) for choice in choices)
+    inductor = sum(choice.entry.evidence["baselines_us"].get("inductor", math.inf) for choice in choices)
+    schedules = {choice.candidate.schedule for choice in choices}
+    if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
+        return "swaps" if ours * margin <= inductor else "inductor"
+    return "eager" if schedules == {"eager"} and ours * _MORE_THAN_NOISE <= inductor else "inductor"
+
+
+def _time_us(choice: Any) -> float:
+    timing = choice.entry.evidence.get("timing") or {}
+    return float(timing.get("candidate_us") or choice.entry.evidence["baselines_us"].get(choice.candidate.schedule, math.inf))
 
 
 def _own_path(
-    gm: fx.GraphModule, inputs: Sequence[Any], choices: Mapping[str, Any], place: Any, options: dict[str, Any]
+    gm: fx.GraphModule, inputs: Sequence[Any], choices: Sequence[Any], place: Any, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Trace again, this time with each graph's choice as its callable. A graph nobody chose for runs through Inductor."""
+    """Trace again, this time with each graph's choice as its callable."""
     from torch_cudal1.graph.capture import compile_with
-    from torch_cudal1.graph.lower import lower
-    from torch_cudal1.graph.swap import in_graph_order, swap
-    from torch_cudal1.records import Candidate
+    from torch_cudal1.graph.swap import swap_all
 
-    def compiler(graph: fx.GraphModule, kind: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        item = lower(graph, kind=kind, name=kind)
-        choice = choices.get(item.region.key)
-        known = choice is not None and choice.entry is not None
-        region = choice.region if known else item.region
-        candidate = choice.candidate if known else Candidate(region.program, "inductor", "baseline")
-        observe.record("swap", "runs", region.key, what=candidate.label, known=known)
-        swapped = swap(region, candidate, place.device, strictness=place.settings.strictness, options=options)
-        return in_graph_order(swapped, item.order)
+    for choice in choices:
+        observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
+    chosen = [(choice.region, choice.candidate) for choice in choices]
+    return compile_with(gm, inputs, swap_all(chosen, place.device, strictness=place.settings.strictness, options=options))
 
-    return compile_with(gm, inputs, compiler)
+
+def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
+    """The user's tensors in the region's order, where Dynamo gave real ones; a backward graph has none."""
+    if item.region.kind == "backward" or any(isinstance(tensor, FakeTensor) for tensor in inputs):
+        return None
+    return [inputs[position].detach() for position in item.order]
 
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -19,11 +19,11 @@ from torch_cudal1 import guard, observe
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.capture import CapturedGraph, capture, compile_with
 from torch_cudal1.graph.lower import Lowered, lower
-from torch_cudal1.graph.swap import in_graph_order, swap
+from torch_cudal1.graph.swap import swap_all
 from torch_cudal1.judge import timing
 from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Place, Progress, choose, place_for
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 
 __all__ = ["Bound", "Unbound", "bind", "captured_regions"]
@@ -173,15 +173,8 @@ def _contenders(module: torch.nn.Module, flat: _Flat, choices: tuple[Choice, ...
             return {"torch.compile": lambda args, kwargs: compiled(*args, **kwargs)}
         if choices[0].candidate.schedule == "eager":
             return {}
-    by_key = {choice.region.key: choice for choice in choices}
-
-    def compiler(graph: Any, kind: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        item = lower(graph, kind=kind)
-        choice = by_key.get(item.region.key)
-        region = choice.region if choice else item.region
-        candidate = choice.candidate if choice else Candidate(region.program, "eager", "baseline")
-        return in_graph_order(swap(region, candidate, place.device, strictness=place.settings.strictness), item.order)
-
+    chosen = [(choice.region, choice.candidate) for choice in choices]
+    compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
     return {"cudal1": flat.caller(compile_with(flat, flat.tensors, compiler))}
 
 

@@ -37,8 +37,9 @@ def accelerate(
     """Make `module` faster in place and return it.
 
     `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments: that signature is prepared now, in
-    the present train/eval, grad and autocast mode. Further signatures are prepared when first called if the cache knows them; what
-    it does not know runs the module's own forward at once, and is recorded as a miss. `options` are fields of `Settings`.
+    the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the module's
+    own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
+    `options` are fields of `Settings`.
 
     Raises TypeError for something that is not a module, SettingError for a bad option, CacheMissError under on_miss="error".
     """
@@ -77,6 +78,7 @@ class Dispatcher:
     def __init__(self, module: torch.nn.Module, settings: Settings) -> None:
         self._module, self._settings = module, settings
         self._device_type = next((t.device.type for t in module.parameters()), "cpu")
+        self._met: set[Any] = set()
         self.bindings: dict[Any, Bound | Unbound] = {}
 
     @property
@@ -94,13 +96,11 @@ class Dispatcher:
             return self._module._call_impl(*args, **kwargs)
         key = (signature, guard.call_state(self._device_type))
         bound = self.bindings.get(key)
-        if isinstance(bound, Bound) and bound.guard.holds():
+        if isinstance(bound, Bound) and (bound.guard.holds() or isinstance(bound := self._look_up(key, args, kwargs), Bound)):
             return bound.call(args, kwargs)
-        if bound is None or isinstance(bound, Bound):
-            bound = self._bind_again(key, bound, args, kwargs)
-            if isinstance(bound, Bound):
-                return bound.call(args, kwargs)
-        if bound.missed:
+        if bound is None and isinstance(bound := self._first_met(key, args, kwargs), Bound):
+            return bound.call(args, kwargs)
+        if isinstance(bound, Unbound) and bound.missed:
             observe.count("misses")
         return self._module._call_impl(*args, **kwargs)
 
@@ -110,16 +110,21 @@ class Dispatcher:
         key = (signature, guard.call_state(self._device_type))
         self.bindings[key] = self._try(args, kwargs, self._settings, progress)
 
-    def _bind_again(self, key: Any, old: Bound | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | Unbound:
-        """A new signature, or a module that changed since it was bound: look the decision up; never search inside a user's call
-        unless on_miss="tune" asks for it."""
-        if old is not None:
+    def _first_met(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """A signature without a binding. Met for the first time it gets the baseline at once; met again, it is worth a look-up."""
+        if key not in self._met:
+            if len(self._met) < _MAX_SIGNATURES:
+                self._met.add(key)
+            return Unbound("not seen before", missed=True)
+        return self._look_up(key, args, kwargs)
+
+    def _look_up(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """Bind what the cache knows. Never a search: this is inside a user's call."""
+        old = self.bindings.get(key)
+        if isinstance(old, Bound):
             observe.record("swap", "rebound", why=old.guard.why())
-        if len(self.bindings) >= _MAX_SIGNATURES and key not in self.bindings:
-            observe.count("signatures_not_kept")
-            return Unbound("too many signatures", missed=True)
-        bound = self._try(args, kwargs, self._settings, None)
-        self.bindings[key] = bound
+        settings = self._settings.but(on_miss="baseline") if self._settings.on_miss == "tune" else self._settings
+        bound = self.bindings[key] = self._try(args, kwargs, settings, None)
         return bound
 
     def _try(

@@ -23,7 +23,9 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
     """One explanation over all signatures of a module."""
     regions = [_region_report(choice) for binding in bindings for choice in binding.choices]
     notes = [getattr(binding, "reason", "") or getattr(binding, "note", "") for binding in bindings]
-    return Explanation(target=name, device=device, regions=tuple(regions), left_out=tuple(note for note in notes if note))
+    undone = next((note for note in notes if note.startswith("undone")), "")
+    left_out = tuple(note for note in notes if note and not note.startswith("undone"))
+    return Explanation(target=name, device=device, regions=tuple(regions), left_out=left_out, undone=undone)
 
 
 def _region_report(choice: Choice) -> RegionReport:

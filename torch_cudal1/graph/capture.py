@@ -31,8 +31,8 @@ GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]] 
 class CapturedGraph:
     """One functional ATen graph.
 
-    `static` are the placeholder positions of parameters and buffers. `origins` says where each placeholder comes from: the name of a
-    parameter or buffer, the number of a plain input, or None (saved for the backward, tangents).
+    `static` are the placeholder positions of parameters and buffers. `origins` says where each placeholder comes from: the name of
+    a parameter or buffer, the number of a plain input, or None (saved for the backward, tangents).
     """
 
     kind: Kind

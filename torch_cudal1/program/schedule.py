@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 from torch._guards import tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import overload
@@ -103,7 +103,7 @@ def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -
 
     module = to_fx(program).to(device)
     # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
-    with tracing(None), torch.no_grad():
+    with tracing(None), unset_fake_temporarily(), torch.no_grad():
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with fake:
             inputs = [_fake_input(spec, device) for spec in program.inputs]
