@@ -10,63 +10,73 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CCompilerError
 
-NAME, SOURCE = "torch_cudal1._guard", "csrc/guard.cpp"
+NAME, SOURCE, HEADER = "torch_cudal1._guard", "csrc/guard.cpp", "csrc/signature.h"
 FLAGS = ["-O2", "-g0", "-fvisibility=hidden"]  # torch adds the C++ standard that its headers need
 
 
-def _tools() -> tuple[type[build_ext], dict[str, Any], str]:
-    """The build command and the extension's arguments that torch provides, or why they are missing."""
+def _tools() -> tuple[type[build_ext], list[Extension], str]:
+    """torch's build command and the extension, or why one of its needs is missing."""
     if os.environ.get("CUDAL1_NO_EXTENSION", "0") not in ("", "0"):
-        return build_ext, {}, "CUDAL1_NO_EXTENSION is set"
+        return build_ext, [], "CUDAL1_NO_EXTENSION is set"
     try:
         from torch.utils.cpp_extension import BuildExtension, CppExtension
     except ImportError as error:
-        return build_ext, {}, f"torch cannot be imported where the package is built ({error}); build isolation hides it"
+        return build_ext, [], f"torch cannot be imported where the package is built ({error}); build isolation hides it"
     compiler = os.environ.get("CXX", "c++").split()[0]
     if shutil.which(compiler) is None:
-        return build_ext, {}, f"no C++ compiler: {compiler!r} is not on PATH"
-    known = CppExtension(NAME, [SOURCE], extra_compile_args=FLAGS)
-    keys = ("include_dirs", "library_dirs", "libraries", "runtime_library_dirs", "extra_compile_args", "language")
-    return BuildExtension.with_options(use_ninja=False), {key: getattr(known, key) for key in keys}, ""
+        return build_ext, [], f"no C++ compiler: {compiler!r} is not on PATH"
+    extension = CppExtension(NAME, [SOURCE], depends=[HEADER], extra_compile_args=FLAGS)
+    return BuildExtension.with_options(use_ninja=False), [extension], ""
 
 
-command, arguments, missing = _tools()
+def _record(reason: str, root: str) -> None:
+    """Leave `reason` beside the package's modules under `root`, or nothing if there is none."""
+    note = Path(root) / "torch_cudal1" / "_guard_build.txt"
+    note.unlink(missing_ok=True)
+    if reason:
+        print(f"torch-cudal1: the C++ guard is not built, the Python one will be used: {reason}")
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(reason + "\n", encoding="utf-8")
+
+
+command, extensions, missing = _tools()
+
+
+class BuildModules(build_py):
+    """Copies the modules; without an extension to build, this is also where the reason is recorded."""
+
+    def run(self) -> None:
+        super().run()
+        if missing:
+            _record(missing, "." if self.editable_mode else self.build_lib)
 
 
 class BuildOptional(command):  # type: ignore[misc, valid-type]
     """Builds the extension if it can; if not, records why and goes on."""
 
     def run(self) -> None:
-        reason = missing
-        if not reason:
-            try:
-                super().run()
-            except (
-                BaseError,
-                CCompilerError,
-                RuntimeError,
-                OSError,
-            ) as error:  # what compilers, torch's checks and missing files raise
-                reason = f"the build failed: {' '.join(str(error).split())[:400]}"
-        self._record(reason)
+        reason, root = missing, "." if self.inplace else self.build_lib  # asked now: a build that fails leaves inplace cleared
+        try:
+            super().run()
+        except (BaseError, CCompilerError, SubprocessError, RuntimeError, OSError) as error:  # compilers, torch's checks, files
+            words = " ".join(str(error).split())  # a compiler's is its command line: the two ends tell most
+            reason = f"the build failed: {words if len(words) < 200 else words[:60] + ' ... ' + words[-100:]}"
+        _record(reason, root)
 
     def get_outputs(self) -> list[str]:
         return [path for path in super().get_outputs() if os.path.exists(path)]
 
-    def _record(self, reason: str) -> None:
-        for root in {Path(self.build_lib), Path() if self.inplace else Path(self.build_lib)}:
-            note = root / "torch_cudal1" / "_guard_build.txt"
-            note.unlink(missing_ok=True)
-            if reason:
-                print(f"torch-cudal1: the C++ guard is not built, the Python one will be used: {reason}")
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_text(reason + "\n", encoding="utf-8")
+    def get_output_mapping(self) -> dict[str, str]:
+        return {built: source for built, source in super().get_output_mapping().items() if os.path.exists(built)}
 
 
-setup(ext_modules=[Extension(NAME, [SOURCE], **arguments)], cmdclass={"build_ext": BuildOptional})
+commands: dict[str, Any] = {"build_py": BuildModules, "build_ext": BuildOptional}
+setup(ext_modules=extensions, cmdclass=commands)

@@ -1,8 +1,8 @@
 // The module guard and the call signature in C++: the same answers as the plain Python in torch_cudal1/guard.py, in microseconds.
 //
 // Guard(kins, homes, tables, items, raws, empties, lookups, codes, cells, tensors) takes the records of torch_cudal1.watched as
-// tuples and compares them with the present: identity everywhere, facts for tensors. signature(args, kwargs) packs a description of
-// the arguments into bytes. Nothing here runs Python code of the user's: exact types only, no attribute access, no comparison by value.
+// tuples and compares them with the present: identity everywhere, facts for tensors. Nothing here runs Python code of the user's:
+// no attribute access, no comparison by value. signature.h describes the arguments of a call.
 //
 // It uses libtorch_python (THPVariable), so a build belongs to one minor release of torch; native.py reads TORCH_VERSION below.
 
@@ -11,17 +11,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/DimVector.h>
-#include <torch/csrc/Device.h>
-#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 #include <torch/version.h>
 
 #include <cstring>
-#include <string>
 #include <vector>
+
+#include "signature.h"
 
 namespace {
 
@@ -32,10 +30,6 @@ enum class Address : uint8_t { none, unaligned, aligned };
 Address address_of(const at::Tensor& t) {
   const auto address = reinterpret_cast<uintptr_t>(t.const_data_ptr());
   return address == 0 ? Address::none : address % 16 ? Address::unaligned : Address::aligned;
-}
-
-bool plain(const at::Tensor& t) {  // dense memory of its own, read as it stands
-  return t.layout() == at::kStrided && t.has_storage() && !t.is_quantized() && !t.is_nested() && !t.is_conj() && !t.is_neg();
 }
 
 struct Facts {  // torch_cudal1.watched.tensor_facts
@@ -197,26 +191,36 @@ bool holds(const Guard* g) {
 
 // --- the Python type
 
-bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a wrong version of it, not against an attacker
+bool well_formed(PyObject* args) {  // the caller is guard.py; this is against another version of it, not against an attacker
+  using Test = bool (*)(PyObject*);
+  const Test any = [](PyObject*) { return true; };
+  const Test table = [](PyObject* r) {
+    PyObject *owner = at_(r, 0), *keys = at_(r, 1), *values = at_(r, 2);
+    return (PyDict_Check(owner) || PyType_Check(owner)) && PyTuple_CheckExact(keys) && PyTuple_CheckExact(values) &&
+        PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values);
+  };
+  const struct {
+    Py_ssize_t width;  // of the record; 0: it is no tuple
+    Test test;
+  } forms[KINDS] = {
+      {2, any}, {2, any}, {4, table},
+      {2, [](PyObject* r) { return PyTuple_CheckExact(at_(r, 1)) != 0; }},
+      {2, [](PyObject* r) { return PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1)); }},
+      {0, [](PyObject* r) { return PyDict_Check(r) != 0; }},
+      {3, [](PyObject* r) { return PyDict_Check(at_(r, 0)) != 0; }},
+      {2, [](PyObject* r) { return PyFunction_Check(at_(r, 0)) != 0; }},
+      {2, [](PyObject* r) { return PyCell_Check(at_(r, 0)) != 0; }},
+      {0, [](PyObject* r) { return THPVariable_CheckExact(r); }},
+  };
   if (PyTuple_GET_SIZE(args) != KINDS) return false;
-  const Py_ssize_t widths[KINDS] = {2, 2, 4, 2, 2, 0, 3, 2, 2, 0};  // 0: not a tuple
   for (int kind = 0; kind < KINDS; ++kind) {
     PyObject* records = at_(args, kind);
     if (!PyTuple_CheckExact(records)) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); ++i) {
       PyObject* r = at_(records, i);
-      if (widths[kind] && !(PyTuple_CheckExact(r) && PyTuple_GET_SIZE(r) == widths[kind])) return false;
-      const bool right = kind == TABLES ? (PyDict_Check(at_(r, 0)) || PyType_Check(at_(r, 0))) && PyTuple_CheckExact(at_(r, 1)) &&
-              PyTuple_CheckExact(at_(r, 2)) && PyTuple_GET_SIZE(at_(r, 1)) == PyTuple_GET_SIZE(at_(r, 2))
-          : kind == ITEMS   ? PyTuple_CheckExact(at_(r, 1)) != 0
-          : kind == RAWS    ? PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1))
-          : kind == EMPTIES ? PyDict_Check(r) != 0
-          : kind == LOOKUPS ? PyDict_Check(at_(r, 0)) != 0
-          : kind == CODES   ? PyFunction_Check(at_(r, 0)) != 0
-          : kind == CELLS   ? PyCell_Check(at_(r, 0)) != 0
-          : kind == TENSORS ? THPVariable_CheckExact(r)
-                            : true;
-      if (!right) return false;
+      const Py_ssize_t width = forms[kind].width;
+      if (width != 0 && !(PyTuple_CheckExact(r) && PyTuple_GET_SIZE(r) == width)) return false;
+      if (!forms[kind].test(r)) return false;
     }
   }
   return true;
@@ -280,137 +284,6 @@ PyObject* guard_holds(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// --- the signature
-
-struct Span {
-  uintptr_t begin, end;
-};
-
-class Writer {
- public:
-  bool write(PyObject* value, int depth);  // false: not servable
-  void write_overlaps();
-  PyObject* finish() const { return PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())); }
-
- private:
-  static constexpr int max_depth = 16;
-  std::string out_;
-  std::vector<Span> spans_;
-
-  template <typename T>
-  void put(T value) {
-    out_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void put_device(c10::Device device) {
-    put(static_cast<int8_t>(device.type()));
-    put(static_cast<int8_t>(device.index()));
-  }
-  bool write_tensor(const at::Tensor& t);
-  bool write_text(PyObject* text);
-  bool write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth);
-  bool write_dict(PyObject* dict, int depth);
-};
-
-bool Writer::write_tensor(const at::Tensor& t) {
-  if (!plain(t)) return false;
-  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
-  put('T');
-  put(static_cast<int8_t>(t.scalar_type()));
-  put_device(t.device());
-  put(static_cast<uint8_t>((t.requires_grad() ? 1 : 0) | (begin % 16 ? 0 : 2)));
-  put(static_cast<uint8_t>(t.dim()));
-  int64_t extent = 1;
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    put(t.sizes()[d]);
-    put(t.strides()[d]);
-    extent += (t.sizes()[d] - 1) * t.strides()[d];
-  }
-  const bool some = begin != 0 && t.numel() != 0;
-  spans_.push_back({begin, some ? begin + static_cast<uintptr_t>(extent) * t.element_size() : begin});
-  return true;
-}
-
-bool Writer::write_text(PyObject* text) {  // length, width of a character and the characters: one form for one string
-  const Py_ssize_t bytes = PyUnicode_GET_LENGTH(text) * PyUnicode_KIND(text);
-  put('S');
-  put(static_cast<uint8_t>(PyUnicode_KIND(text)));
-  put(bytes);
-  out_.append(static_cast<const char*>(PyUnicode_DATA(text)), bytes);
-  return true;
-}
-
-bool Writer::write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth) {
-  if (depth >= max_depth) return false;
-  put(mark);
-  put(size);
-  for (Py_ssize_t i = 0; i < size; ++i)
-    if (!write(items[i], depth + 1)) return false;
-  return true;
-}
-
-bool Writer::write_dict(PyObject* dict, int depth) {
-  if (depth >= max_depth) return false;
-  put('{');
-  put(PyDict_GET_SIZE(dict));
-  Py_ssize_t position = 0;
-  PyObject *key, *value;
-  while (PyDict_Next(dict, &position, &key, &value)) {
-    if (!PyUnicode_CheckExact(key)) return false;
-    write_text(key);
-    if (!write(value, depth + 1)) return false;
-  }
-  return true;
-}
-
-bool Writer::write(PyObject* value, int depth) {
-  PyTypeObject* type = Py_TYPE(value);
-  if (THPVariable_CheckTypeExact(type)) return write_tensor(THPVariable_Unpack(value));
-  if (value == Py_None) return put('N'), true;
-  if (PyBool_Check(value)) return put(value == Py_True ? 'Y' : 'n'), true;
-  if (PyLong_CheckExact(value)) {
-    int overflow = 0;
-    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow) return false;
-    return put('I'), put(number), true;
-  }
-  if (PyFloat_CheckExact(value)) return put('F'), put(PyFloat_AS_DOUBLE(value)), true;
-  if (PyUnicode_CheckExact(value)) return write_text(value);
-  if (PyTuple_CheckExact(value) || type == &THPSizeType) {
-    const char mark = PyTuple_CheckExact(value) ? '(' : 'Z';
-    return write_sequence(mark, reinterpret_cast<PyTupleObject*>(value)->ob_item, PyTuple_GET_SIZE(value), depth);
-  }
-  if (PyList_CheckExact(value))
-    return write_sequence('[', reinterpret_cast<PyListObject*>(value)->ob_item, PyList_GET_SIZE(value), depth);
-  if (PyDict_CheckExact(value)) return write_dict(value, depth);
-  if (THPDtype_Check(value)) return put('D'), put(static_cast<int8_t>(reinterpret_cast<THPDtype*>(value)->scalar_type)), true;
-  if (THPDevice_Check(value)) return put('d'), put_device(reinterpret_cast<THPDevice*>(value)->device), true;
-  return false;
-}
-
-void Writer::write_overlaps() {  // pairs, by their order among the arguments; few tensors, so every pair is looked at
-  for (size_t i = 0; i < spans_.size(); ++i)
-    for (size_t j = i + 1; j < spans_.size(); ++j) {
-      const Span &a = spans_[i], &b = spans_[j];
-      if (a.begin < b.end && b.begin < a.end && a.begin < a.end && b.begin < b.end)
-        put('A'), put(static_cast<uint32_t>(i)), put(static_cast<uint32_t>(j));
-    }
-}
-
-PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  if (count != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "signature(args: tuple, kwargs: dict) expected");
-    return nullptr;
-  }
-  Writer writer;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); ++i)
-    if (!writer.write(PyTuple_GET_ITEM(args[0], i), 0)) Py_RETURN_NONE;
-  if (!writer.write(args[1], 0)) Py_RETURN_NONE;
-  writer.write_overlaps();
-  return writer.finish();
-  END_HANDLE_TH_ERRORS
-}
-
 PyMethodDef guard_methods[] = {
     {"holds", guard_holds, METH_NOARGS, "True while nothing differs from the snapshot."},
     {nullptr, nullptr, 0, nullptr},
@@ -426,7 +299,7 @@ PyType_Slot guard_slots[] = {
 PyType_Spec guard_spec = {
     "torch_cudal1._guard.Guard", sizeof(Guard), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, guard_slots};
 PyMethodDef module_methods[] = {
-    {"signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(signature)), METH_FASTCALL,
+    {"signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::signature)), METH_FASTCALL,
      "signature(args, kwargs) -> bytes | None"},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -344,6 +344,14 @@ class _Slots:
     __slots__ = ("value",)
 
 
+class _Slotted(nn.Module):
+    __slots__ = ("hidden",)
+
+
+class _Listed(nn.Identity, list):  # type: ignore[type-arg]
+    pass
+
+
 class _MyDict(dict):  # type: ignore[type-arg]
     pass
 
@@ -376,6 +384,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "long list": (lambda: _with("extra", list(range(2000))), "0.extra is a list of 2000 items"),
     "deep list": (lambda: _with("extra", _nested(30)), "nest deeper"),
     "slots": (lambda: _with("extra", _Slots()), "_Slots, which can change unseen"),
+    "module with slots": (lambda: nn.Sequential(_Slotted()), "0 is a _Slotted"),
+    "module that is a list": (lambda: nn.Sequential(_Listed()), "0 is a _Listed"),
     "foreign object": (lambda: _with("extra", iter([1])), "list_iterator, which can change unseen"),
     "dict subclass": (lambda: _with("extra", _MyDict()), "subclass of a container"),
 }
@@ -618,6 +628,24 @@ def test_both_signatures_find_the_same_overlaps(windows: list[tuple[int, int]]) 
         assert (implementation(views, {}) != implementation(apart, {})) == truth
 
 
+def test_ten_thousand_signatures_leave_nothing_behind(sign: Any) -> None:
+    y = torch.ones(3)
+    args: tuple[Any, ...] = ([X, y], {"a": y}, "text", 1.5, torch.device("cpu"))
+    watched = [X, y, args, args[0], args[1], torch.float32]
+    sign(args, {"k": y})
+    counts = [sys.getrefcount(thing) for thing in watched]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10_000 if sign is not python_signature else 1_000):
+            sign(args, {"k": y})
+            sign((object(),), {})
+        assert tracemalloc.get_traced_memory()[0] - before < 4096
+    finally:
+        tracemalloc.stop()
+    assert [sys.getrefcount(thing) for thing in watched] == counts
+
+
 def test_signature_uses_an_implementation_that_is_there() -> None:
     assert guard.signature((X,), {}) == guard.signature((X.clone(),), {})
     assert isinstance(guard.signature((X,), {}), bytes if BUILT else tuple)
@@ -661,6 +689,11 @@ def test_grad_mode_autocast_and_default_device_change_the_state() -> None:
         assert tracing_reason() == ""
         states.add(call_state("cpu"))
     assert len(states) == 5
+
+
+def test_the_state_can_be_asked_for_under_any_mode() -> None:
+    with _Mode():
+        assert call_state("cpu") == call_state("cpu")
 
 
 def test_inference_mode_and_no_grad_are_one_state() -> None:

@@ -210,7 +210,7 @@ def call_state(device_type: str) -> tuple[object, ...]:
     convolution and recurrent cells (read through the new interface: the older one raises once both were used).
     """
     autocast = _C.get_autocast_dtype(device_type) if _C.is_autocast_enabled(device_type) else None
-    device = _C._get_function_stack_at(0).device if _C._len_torch_function_stack() else None
+    device = getattr(_C._get_function_stack_at(0), "device", None) if _C._len_torch_function_stack() else None
     common = (_C.is_grad_enabled(), autocast, _C._get_deterministic_algorithms(), torch.get_default_dtype(), device)
     precision = _C._get_fp32_precision_getter
     if device_type != "cuda":

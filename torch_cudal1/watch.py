@@ -77,13 +77,24 @@ _BOOKKEEPING = {  # identity is watched with the other attributes; the content p
     "_load_state_dict_post_hooks",
 }
 _MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = 8, 1024, 16384  # nesting of attributes, items of one container, containers and objects
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)
 _OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: identity is enough
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), type, enum.Enum, PurePath),
     *(types.ModuleType, types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.GenericAlias),
     *(weakref.ReferenceType, re.Pattern, logging.Logger, type(threading.Lock()), type(threading.RLock())),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator, torch.finfo, torch.iinfo),
+    *(
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.qscheme,
+        torch.Size,
+        torch.Generator,
+        torch.finfo,
+        torch.iinfo,
+    ),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.fx.Graph, torch.Stream, torch.Event),
 )
 
@@ -142,6 +153,8 @@ class _Walk:
             return
         if isinstance(module, torch.jit.ScriptModule):
             raise _UnwatchableError(f"{path or 'the module'} is a torch.jit.ScriptModule: its state is not in Python")
+        if _has_slots(type(module)):
+            raise _UnwatchableError(f"{path or 'the module'} is a {type(module).__qualname__}, which keeps state outside __dict__")
         attributes = vars(module)
         for name in _HOOKS:
             hooks = attributes.get(name)
@@ -316,8 +329,9 @@ def _join(path: str, name: object) -> str:
 
 
 def _has_slots(cls: type) -> bool:
-    """Whether instances keep state in `__slots__`, which are not watched."""
-    return any(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
+    """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are not watched."""
+    foreign = any(not base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
+    return foreign or any(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
 
 
 def _function(attribute: object) -> types.FunctionType | None:

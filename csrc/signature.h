@@ -1,0 +1,155 @@
+// signature(args, kwargs): the arguments of a call described in bytes, equal exactly where python_signature in torch_cudal1/guard.py is
+// equal; None where one plan cannot serve. Exact types only, so that no code of the user's runs. The bytes mean nothing outside this
+// process: they are compared and hashed, never stored.
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Size.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <vector>
+
+namespace cudal1 {
+
+inline bool plain(const at::Tensor& t) {  // dense memory of its own, read as it stands
+  return t.layout() == at::kStrided && t.has_storage() && !t.is_quantized() && !t.is_nested() && !t.is_conj() && !t.is_neg();
+}
+
+struct Span {
+  uintptr_t begin, end;
+};
+
+class Writer {
+ public:
+  bool write(PyObject* value, int depth);  // false: not servable
+  void write_overlaps();
+  PyObject* finish() const { return PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())); }
+
+ private:
+  static constexpr int max_depth = 16;
+  std::string out_;
+  std::vector<Span> spans_;
+
+  template <typename T>
+  void put(T value) {
+    out_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void put_device(c10::Device device) {
+    put(static_cast<int8_t>(device.type()));
+    put(static_cast<int8_t>(device.index()));
+  }
+  bool write_tensor(const at::Tensor& t);
+  bool write_text(PyObject* text);
+  bool write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth);
+  bool write_dict(PyObject* dict, int depth);
+};
+
+inline bool Writer::write_tensor(const at::Tensor& t) {
+  if (!plain(t)) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  put('T');
+  put(static_cast<int8_t>(t.scalar_type()));
+  put_device(t.device());
+  put(static_cast<uint8_t>((t.requires_grad() ? 1 : 0) | (begin % 16 ? 0 : 2)));
+  put(static_cast<uint8_t>(t.dim()));
+  int64_t extent = 1;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    put(t.sizes()[d]);
+    put(t.strides()[d]);
+    extent += (t.sizes()[d] - 1) * t.strides()[d];
+  }
+  const bool some = begin != 0 && t.numel() != 0;
+  spans_.push_back({begin, some ? begin + static_cast<uintptr_t>(extent) * t.element_size() : begin});
+  return true;
+}
+
+inline bool Writer::write_text(PyObject* text) {  // length, width of a character and the characters: one form for one string
+  const Py_ssize_t bytes = PyUnicode_GET_LENGTH(text) * PyUnicode_KIND(text);
+  put('S');
+  put(static_cast<uint8_t>(PyUnicode_KIND(text)));
+  put(bytes);
+  out_.append(static_cast<const char*>(PyUnicode_DATA(text)), bytes);
+  return true;
+}
+
+inline bool Writer::write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth) {
+  if (depth >= max_depth) return false;
+  put(mark);
+  put(size);
+  for (Py_ssize_t i = 0; i < size; ++i)
+    if (!write(items[i], depth + 1)) return false;
+  return true;
+}
+
+inline bool Writer::write_dict(PyObject* dict, int depth) {
+  if (depth >= max_depth) return false;
+  put('{');
+  put(PyDict_GET_SIZE(dict));
+  Py_ssize_t position = 0;
+  PyObject *key, *value;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    if (!PyUnicode_CheckExact(key)) return false;
+    write_text(key);
+    if (!write(value, depth + 1)) return false;
+  }
+  return true;
+}
+
+inline bool Writer::write(PyObject* value, int depth) {
+  PyTypeObject* type = Py_TYPE(value);
+  if (THPVariable_CheckTypeExact(type)) return write_tensor(THPVariable_Unpack(value));
+  if (value == Py_None) return put('N'), true;
+  if (PyBool_Check(value)) return put(value == Py_True ? 'Y' : 'n'), true;
+  if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow) return false;
+    return put('I'), put(number), true;
+  }
+  if (PyFloat_CheckExact(value)) return put('F'), put(PyFloat_AS_DOUBLE(value)), true;
+  if (PyUnicode_CheckExact(value)) return write_text(value);
+  if (PyTuple_CheckExact(value) || type == &THPSizeType) {
+    const char mark = PyTuple_CheckExact(value) ? '(' : 'Z';
+    return write_sequence(mark, reinterpret_cast<PyTupleObject*>(value)->ob_item, PyTuple_GET_SIZE(value), depth);
+  }
+  if (PyList_CheckExact(value))
+    return write_sequence('[', reinterpret_cast<PyListObject*>(value)->ob_item, PyList_GET_SIZE(value), depth);
+  if (PyDict_CheckExact(value)) return write_dict(value, depth);
+  if (THPDtype_Check(value)) return put('D'), put(static_cast<int8_t>(reinterpret_cast<THPDtype*>(value)->scalar_type)), true;
+  if (THPDevice_Check(value)) return put('d'), put_device(reinterpret_cast<THPDevice*>(value)->device), true;
+  return false;
+}
+
+inline void Writer::write_overlaps() {  // pairs, by their order among the arguments; few tensors, so every pair is looked at
+  for (size_t i = 0; i < spans_.size(); ++i)
+    for (size_t j = i + 1; j < spans_.size(); ++j) {
+      const Span &a = spans_[i], &b = spans_[j];
+      if (a.begin < b.end && b.begin < a.end && a.begin < a.end && b.begin < b.end)
+        put('A'), put(static_cast<uint32_t>(i)), put(static_cast<uint32_t>(j));
+    }
+}
+
+inline PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "signature(args: tuple, kwargs: dict) expected");
+    return nullptr;
+  }
+  Writer writer;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); ++i)
+    if (!writer.write(PyTuple_GET_ITEM(args[0], i), 0)) Py_RETURN_NONE;
+  if (!writer.write(args[1], 0)) Py_RETURN_NONE;
+  writer.write_overlaps();
+  return writer.finish();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace cudal1
