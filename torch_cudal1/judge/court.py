@@ -185,6 +185,8 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:
         summary = summarise([(float(a), float(b)) for a, b in answer["pairs"]])
     except (KeyError, TypeError, ValueError) as error:
         raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+    facts = {"wall_us": [summary.a_us, summary.b_us], "device_us": answer.get("device_us"), "steady": summary.steady}
+    observe.record("judge", "timed", trial.region.key[:12], label=trial.candidate.label, **facts)
     return Timing(
         verdict=verdict,
         baseline=ranking.best.label,

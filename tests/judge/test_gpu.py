@@ -1,0 +1,84 @@
+"""The same on a GPU: all schedules race, kernels are built, judged and timed, TF32 needs the right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.judge.programs import V, candidate, linear_relu, op
+from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
+from torch_cudal1.kernels import propose
+from torch_cudal1.program.model import Program, TensorSpec
+from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Contract, Region, Rejected, Target
+from torch_cudal1.settings import Settings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+CUDA = torch.device("cuda", 0)
+JOB = Job(Settings(), Contract(), CUDA)
+
+
+def cuda(*shape: int) -> TensorSpec:
+    return replace(TensorSpec.of(torch.empty(shape)), device="cuda")
+
+
+def target() -> Target:
+    major, minor = torch.cuda.get_device_capability()
+    return Target("cuda", f"sm_{major}{minor}", torch.cuda.get_device_name(), "", torch.__version__, "")
+
+
+def product(size: int = 1024) -> Region:
+    return Region(
+        Program((cuda(size, size), cuda(size, size)), (op("aten.mm.default", V(0), V(1), out=2),), (2,)), ("input", "parameter")
+    )
+
+
+def test_every_schedule_runs_and_one_wins() -> None:
+    region = linear_relu()
+    program = replace(region.program, inputs=tuple(replace(s, device="cuda") for s in region.program.inputs))
+    schedules = [name for name in SCHEDULES if "autotune" not in name]
+    ranking = rank_baselines(replace(region, program=program), schedules, JOB)
+    assert set(ranking.medians_us) == set(schedules), ranking.failures
+    assert ranking.best.schedule in schedules
+    judgement = judge(replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB)
+    assert judgement.verdict.passed, judgement.verdict.failure
+
+
+def test_a_built_kernel_is_judged_with_numbers() -> None:
+    region = Region(Program((cuda(512, 4000),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",))
+    proposals = propose(region.program, 90)[:2]
+    built = build(region, proposals, JOB, target())
+    assert all(isinstance(one, Candidate) for one in built), built
+    ranking = rank_baselines(region, ("eager", "inductor"), JOB)
+    for one in built:
+        assert isinstance(one, Candidate)
+        judgement = judge(region, one, ranking, JOB)
+        assert judgement.verdict.passed, judgement.verdict.failure
+        assert judgement.timing is not None
+        print(judgement.decision, evidence(judgement, ranking)["timing"])
+
+
+@pytest.mark.parametrize(("rights", "detector"), [((), "numerics"), (("matmul",), None)])
+def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | None) -> None:
+    """Operands rounded to TF32's 10 bits: the error of a tensor-core product, whatever the switches say."""
+    region = product()
+    steps, last = [], 2
+    for source in (0, 1):
+        scaled = op("aten.mul.Tensor", V(source), 8193.0, out=last)  # Dekker's split with 2^13 + 1 keeps the upper 11 bits
+        rest = op("aten.sub.Tensor", V(last), V(source), out=last + 1)
+        steps += [scaled, rest, op("aten.sub.Tensor", V(last), V(last + 1), out=last + 2)]
+        last += 3
+    rounded = Program(region.program.inputs, (*steps, op("aten.mm.default", V(4), V(7), out=8)), (8,))
+    job = Job(Settings(), Contract(rights=rights, assume_finite=True), CUDA)  # the split of an infinity is NaN
+    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    decision = judge(region, candidate(rounded), ranking, job).decision
+    assert not isinstance(decision, Accepted)  # it does more work than the product alone
+    assert isinstance(decision, Rejected)
+    assert decision.detector == (detector or "timing"), decision
+
+
+def test_the_users_switches_are_as_before() -> None:
+    before = (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
+    judge(product(64), candidate(product(64).program), Ranking(Candidate(product(64).program, "eager", "baseline"), {}), JOB)
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == before
