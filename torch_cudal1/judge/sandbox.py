@@ -6,8 +6,8 @@ a memory grab, a sticky CUDA error, garbage on the channel or an early exit cost
 
 What it does not stop: reading or writing any file the user can, the network, signals and ptrace between processes of one user, a
 spinning GPU kernel that outlives its process, attacks on the driver. It is meant for Programs, which are data and hold no host
-code; sources nobody vouches for need a higher level. If this process is killed with SIGKILL the child dies with it, but its
-scratch folder stays.
+code; sources nobody vouches for need a higher level. If this process is itself killed (SIGKILL, SIGTERM) the child dies with it,
+but its scratch folder stays.
 """
 
 from __future__ import annotations
