@@ -49,8 +49,8 @@ struct Facts {  // torch_cudal1.watched.tensor_facts
     if (Py_TYPE(tensor) != kind) return false;
     const at::Tensor& t = THPVariable_Unpack(tensor);
     return t.layout() == at::kStrided && t.has_storage() && t.scalar_type() == dtype && t.device() == device &&
-        t.requires_grad() == requires_grad && t.is_conj() == conjugated && t.is_neg() == negated && t.sizes() == at::IntArrayRef(sizes) &&
-        t.strides() == at::IntArrayRef(strides) && address_of(t) == address;
+        t.requires_grad() == requires_grad && t.is_conj() == conjugated && t.is_neg() == negated &&
+        t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) && address_of(t) == address;
   }
 };
 
