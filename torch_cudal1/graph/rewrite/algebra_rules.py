@@ -19,6 +19,7 @@ from torch_cudal1.graph.rewrite.match import (
     dtype,
     is_op,
     is_tensor,
+    not_finite,
     replace,
     scalar,
     shape,
@@ -87,8 +88,7 @@ def _scaled(graph: fx.Graph, scale: fx.Node, matrix: fx.Node, *, over: int, exac
     product = call(graph, aten.mul.Tensor, matrix, scale)
     if not exact or not dtype(matrix).is_floating_point:
         return product
-    zero = call(graph, aten.mul.Tensor, matrix, 0)  # NaN where the element is not finite; NaN != 0
-    odd = call(graph, aten._to_copy.default, call(graph, aten.ne.Scalar, zero, 0), dtype=torch.float32)
+    odd = call(graph, aten._to_copy.default, not_finite(graph, matrix), dtype=torch.float32)
     others = call(graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd)
     return call(graph, aten.masked_fill.Scalar, product, call(graph, aten.gt.Scalar, others, 0), math.nan)
 

@@ -24,6 +24,7 @@ __all__ = [
     "is_op",
     "is_output",
     "is_tensor",
+    "not_finite",
     "replace",
     "scalar",
     "shape",
@@ -188,3 +189,13 @@ def with_strides(graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wa
         return back
     # Only strides of size-1 dimensions can differ here; they carry no data but callers may compare them.
     return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted), 0)
+
+
+def not_finite(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A mask of the elements that are NaN or infinite.
+
+    By comparison, not as `0 * x != 0`: Inductor takes a product with the number 0 for 0, whatever x is (torch 2.13).
+    """
+    size = call(graph, torch.ops.aten.abs.default, node)
+    finite = call(graph, torch.ops.aten.le.Scalar, size, torch.finfo(dtype(node)).max)
+    return call(graph, torch.ops.aten.logical_not.default, finite)

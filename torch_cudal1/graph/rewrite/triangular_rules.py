@@ -5,12 +5,13 @@ It cuts the product in panels. It knows nothing of symmetric or banded matrices,
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, replace, shape, strides
+from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, not_finite, replace, shape, strides
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["MIN_SIZE", "TRIANGULAR_RULES"]
@@ -113,7 +114,10 @@ def _add_skipped(graph: fx.Graph, product: fx.Node, dense: fx.Node, inner: tuple
     size = shape(dense)[dim]
     for span in ((0, inner[0]), (inner[1], size)):
         if span[0] < span[1]:
-            zeros = call(graph, aten.mul.Tensor, _cut(graph, dense, dim, span), 0)
+            part = _cut(graph, dense, dim, span)
+            zeros = call(
+                graph, aten.masked_fill.Scalar, call(graph, aten.zeros_like.default, part), not_finite(graph, part), math.nan
+            )
             product = call(graph, aten.add.Tensor, product, call(graph, aten.sum.dim_IntList, zeros, [dim], True))
     return product
 
