@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -134,8 +134,7 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     """Exactly what torch.compile does: same function, same options, same caches."""
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Callable[..., Any] = compile_fx(gm, list(inputs), config_patches=options or None)
-    return compiled
+    return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))
 
 
 def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:

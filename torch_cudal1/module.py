@@ -50,7 +50,7 @@ def accelerate(
     if not chosen.enabled:
         return module
     dispatcher = Dispatcher(module, chosen)
-    module._compiled_call_impl = dispatcher  # type: ignore[assignment]
+    module._compiled_call_impl = dispatcher
     if example_inputs is not None:
         args, kwargs = _arguments(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
@@ -141,7 +141,7 @@ class Dispatcher:
             observe.fallback("bind", error, strictness=settings.strictness)
             return Unbound(f"{type(error).__name__}: {error}")
         finally:
-            self._module._compiled_call_impl = self  # type: ignore[assignment]
+            self._module._compiled_call_impl = self
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -229,34 +229,41 @@ def _candidates(
 def _island_kernels(
     whole: Region, place: Place, job: judge.Job, deadline: float
 ) -> tuple[Mapping[Island, tuple[Program, tuple[str, ...]]], list[Rejected]]:
-    """The winner of each island that a template serves; equal islands are tuned once, and their decisions are cached like any."""
+    """A right kernel for each island that a template serves. Whether it pays is asked of the whole graph, where it will run.
+
+    Alone, an island's time is its launch; inside a model, Inductor may have fused it with its neighbours.
+    """
     found: dict[Island, tuple[Program, tuple[str, ...]]] = {}
     refused: list[Rejected] = []
+    known: dict[str, Candidate | None] = {}
     for island in partition(whole).islands:
-        proposals = kernels.propose(island.region.program, int(place.target.arch.removeprefix("sm_")))
-        if not proposals or time.monotonic() > deadline:
-            continue
-        entry = _island_entry(island.region, place, job, proposals[:_PROPOSALS_PER_ISLAND], deadline)
-        if entry.choice.origin != "baseline":
-            found[island] = (entry.choice.program, entry.choice.techniques)
-        else:
-            refused += [Rejected(str(t["reason"]), str(t["label"])) for t in entry.tried]
+        key = island.region.key
+        if key not in known and time.monotonic() < deadline:
+            known[key], reasons = _right_kernel(island.region, place, job)
+            refused += reasons
+        if (kernel := known.get(key)) is not None:
+            found[island] = (kernel.program, kernel.techniques)
     return found, refused
 
 
-def _island_entry(region: Region, place: Place, job: judge.Job, proposals: Sequence[kernels.Proposal], deadline: float) -> Entry:
-    with place.cache.lock(region.key, place.target, place.contract):
-        hit = resolve(region, (place.cache,), place.target, place.contract).hit
-        if hit is not None and hit.stale is None:
-            observe.count("entries_reused")
-            return hit.entry
-        built = judge.build(region, proposals, job, place.target)
-        inner = replace(place, settings=place.settings.but(budget_s=max(1.0, deadline - time.monotonic())))
-        # Inside a model an island's launches sit in the model's CUDA graph or behind other work, so device time is what counts.
-        known = [replace(item, schedule="eager+graph") for item in built if isinstance(item, Candidate)]
-        entry = tune(region, inner, known=known)
-        place.cache.put(entry)
-    return entry
+def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candidate | None, list[Rejected]]:
+    """The first proposal that builds and passes every check; an entry of an earlier search spares both."""
+    hit = resolve(region, (place.cache,), place.target, place.contract).hit
+    if hit is not None and hit.stale is None:
+        observe.count("entries_reused")
+        return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
+    reasons: list[Rejected] = []
+    proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")))
+    for built in judge.build(region, proposals[:_PROPOSALS_PER_ISLAND], job, place.target):
+        if isinstance(built, Rejected):
+            reasons.append(built)
+            continue
+        verdict = judge.check(region, built, replace(job, examples=None, book={}))
+        if verdict.passed:
+            return built, reasons
+        failure = verdict.failure
+        reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
+    return None, reasons
 
 
 def _quiet(what: str, fraction: float | None) -> None:

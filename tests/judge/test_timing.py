@@ -50,7 +50,7 @@ def test_one_lucky_outlier_does_not_move_the_centre() -> None:
     assert summarise(samples).speedup == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("bad", [[(1.0, 1.0)] * 13, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20])
+@pytest.mark.parametrize("bad", [[(1.0, 1.0)] * 6, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20])
 def test_samples_that_mean_nothing_are_refused(bad: list[tuple[float, float]]) -> None:
     with pytest.raises(ValueError, match="pairs"):
         summarise(bad)

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias, cast
 
 import torch
 import torch.fx as fx
-from torch._dynamo.utils import detect_fake_mode
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
@@ -104,7 +104,7 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompil
         return compile_graph
 
     return aot_module_simplified(
-        module,
+        module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
         list(inputs),
         fw_compiler=of("forward"),
         bw_compiler=of("backward"),

@@ -195,7 +195,7 @@ def _extract(program: Program, steps: tuple[int, ...], specs: Mapping[int, Tenso
         numbers.update(zip(step_outs(step), outs, strict=True))
     outputs = tuple(sorted(inside & wanted))
     part = Program(tuple(specs[index] for index in inputs), tuple(body), tuple(numbers[index] for index in outputs))
-    roles: tuple[Role, ...] = ("input",) * len(inputs)
+    roles: tuple[Role, ...] = tuple("input" for _ in inputs)
     return Island(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
 
 

@@ -3,7 +3,7 @@
 `court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business.
 """
 
-from torch_cudal1.judge.court import Job, Judgement, Ranking, build, evidence, judge, rank_baselines, tried
+from torch_cudal1.judge.court import Job, Judgement, Ranking, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Judgement",
     "Ranking",
     "build",
+    "check",
     "conservative",
     "evidence",
     "judge",

@@ -22,7 +22,7 @@ from torch_cudal1.judge.decide import choose_baseline, conservative, decide
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.timing import summarise
 from torch_cudal1.judge.transport import read_program, write_payloads
-from torch_cudal1.judge.trial import Outputs, Trial
+from torch_cudal1.judge.trial import Book, Outputs, Trial
 from torch_cudal1.judge.validate import contract, validate
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import (
@@ -44,19 +44,23 @@ from torch_cudal1.settings import Settings
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
-__all__ = ["Job", "Judgement", "Ranking", "build", "evidence", "judge", "rank_baselines", "tried"]
+__all__ = ["Job", "Judgement", "Ranking", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _TIMING_BUDGET_S = 10.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """Under what a region is judged. `examples`: real inputs in the order of the region's, parameters included."""
+    """Under what a region is judged. `examples`: real inputs in the order of the region's, parameters included.
+
+    `book` remembers the secret input sets and what eager and float64 yield on them, for all candidates judged under this job.
+    """
 
     settings: Settings
     contract: Contract
     device: torch.device
     examples: tuple[torch.Tensor, ...] | None = None
+    book: Book = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     if verdict.passed:
         limits = limits_for(job.settings, job.device)
         with Child(limits, job.contract) as child:
-            trial = Trial(region, candidate, job.contract, job.device, analyse(region.program), child, job.examples)
+            facts = analyse(region.program)
+            trial = Trial(region, candidate, job.contract, job.device, facts, child, job.examples, book=job.book)
             verdict = _validated(trial, job)
             if verdict.passed:
                 try:
@@ -119,6 +124,17 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     judgement = Judgement(candidate, decision, verdict)
     observe.record("judge", "accepted" if isinstance(decision, Accepted) else "rejected", region.key[:12], **tried(judgement))
     return judgement
+
+
+def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
+    """Validate a candidate without timing it: for a part whose speed only the whole can tell. Raises SandboxError."""
+    verdict = Verdict(tuple(contract(region, candidate)), job.settings.profile)
+    if verdict.passed:
+        with Child(limits_for(job.settings, job.device), job.contract) as child:
+            facts = analyse(region.program)
+            verdict = _validated(Trial(region, candidate, job.contract, job.device, facts, child, book=job.book), job)
+    observe.count("candidates_judged")
+    return verdict
 
 
 def build(region: Region, proposals: Sequence[Proposal], job: Job, target: Target) -> tuple[Candidate | Rejected, ...]:
@@ -206,7 +222,7 @@ def _race(
     """One race in one child; what fails goes into `failures`. Empty when the child was lost, so that the rest can try again."""
     with Child(limits_for(job.settings, job.device), job.contract) as child:
         eager = Candidate(region.program, "eager", "baseline")
-        trial = Trial(region, eager, job.contract, job.device, facts, child, job.examples)
+        trial = Trial(region, eager, job.contract, job.device, facts, child, job.examples, book=job.book)
         try:
             names = [trial.draw("normal").name, trial.draw("shifted").name]
         except CandidateFailure as error:

@@ -23,11 +23,12 @@ __all__ = ["BUCKETS", "PairedSummary", "device_time_us", "interleave", "sample_p
 Call: TypeAlias = Callable[[], object]
 BUCKETS = 7  # CUDA-L1 paper: seven consecutive blocks of runs
 _PAIRS = 56  # 8 a bucket (VALIDATION 4.3, profile fast)
-_FEWEST_PAIRS = 14
-_ROUNDS, _FEWEST_ROUNDS = 30, 5
+_FEWEST_PAIRS = 7  # one a bucket: the range of the seven is then a distribution-free 98.4 % interval of the median
+_ROUNDS, _FEWEST_ROUNDS = 30, 3
 _SAMPLE_US = 2_500.0  # with 8 pairs this is 20 ms a side and bucket; never under 200 us, where the clock and the scheduler show
 _MOST_REPEATS = {"cpu": 5_000, "cuda": 48}  # on CUDA every call pays for a flush, which is not timed but takes time
 _WARM_CALLS = 3
+_SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
 _WARM_S = 0.2
 _FLUSH_BYTES = 256 << 20
 _DRAWS = 2_000
@@ -61,18 +62,18 @@ def synchronise(device: torch.device) -> None:
 def sample_pairs(run_a: Call, run_b: Call, device: torch.device, *, budget_s: float = 10.0) -> list[tuple[float, float]]:
     """Time two callables in ABBA blocks whose first side is random: (a, b) microseconds per call, one tuple a pair.
 
-    56 pairs, fewer (down to 14) where they take longer than `budget_s` or the machine turns out slower than it looked.
+    56 pairs, fewer (down to 7) where they take longer than `budget_s` or the machine turns out slower than it looked.
     """
     cost_a, cost_b = (_warm(run, device) for run in (run_a, run_b))
     repeats = _repeats(min(cost_a, cost_b), device)
     sample_s = (cost_a + cost_b) * repeats / 1e6
     pairs = min(_PAIRS, max(_FEWEST_PAIRS, int(budget_s / max(sample_s, 1e-9))))
-    pairs += pairs % 2
+    pairs += pairs % 2 if pairs > _FEWEST_PAIRS else 0
     samples: list[tuple[float, float]] = []
     end = time.perf_counter() + budget_s
     while len(samples) < (pairs if time.perf_counter() < end else _FEWEST_PAIRS):
         first_a = random.random() < 0.5
-        for a_leads in (first_a, not first_a):
+        for a_leads in (first_a, not first_a)[: pairs - len(samples)]:
             sides = (run_a, run_b) if a_leads else (run_b, run_a)
             left, right = (_sample(run, repeats, device) for run in sides)
             samples.append((left, right) if a_leads else (right, left))
@@ -80,7 +81,7 @@ def sample_pairs(run_a: Call, run_b: Call, device: torch.device, *, budget_s: fl
 
 
 def interleave(runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0) -> dict[str, list[float]]:
-    """Time several callables in turn, each round in another random order: microseconds per call, 5 to 30 samples each."""
+    """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 samples each."""
     costs = {name: _warm(run, device) for name, run in runs.items()}
     repeats = {name: _repeats(cost, device) for name, cost in costs.items()}
     round_s = sum(costs[name] * repeats[name] for name in runs) / 1e6
@@ -115,7 +116,7 @@ def device_time_us(run: Call, device: torch.device, *, calls: int = 10) -> float
 def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     """The speed-up a/b and its 95 % interval: hierarchical bootstrap over seven consecutive buckets and the pairs in them.
 
-    Raises ValueError for fewer than 14 pairs or a time that is not positive.
+    Raises ValueError for fewer than 7 pairs or a time that is not positive.
     """
     if len(pairs) < _FEWEST_PAIRS or any(not (0 < value < math.inf) for pair in pairs for value in pair):
         raise ValueError(f"expected at least {_FEWEST_PAIRS} pairs of positive times, came {len(pairs)}")
@@ -162,7 +163,9 @@ def _warm(run: Call, device: torch.device) -> float:
     costs: list[float] = []
     while len(costs) < _WARM_CALLS or (time.perf_counter() - started < _WARM_S and len(costs) < 1_000):
         costs.append(_sample(run, 1, device))
-    return min(costs[_WARM_CALLS - 1 :])
+        if costs[-1] > _SLOW_US:
+            break
+    return min(costs[_WARM_CALLS - 1 :] or costs)
 
 
 def _sample(run: Call, repeats: int, device: torch.device) -> float:

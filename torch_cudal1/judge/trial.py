@@ -7,10 +7,10 @@ inputs only. It holds evidence and judges none of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,7 +27,7 @@ from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Contract, Region, Schedule
 
-__all__ = ["Outputs", "ReferenceFailure", "Result", "Sample", "Trial"]
+__all__ = ["Book", "Outputs", "ReferenceFailure", "Result", "Sample", "Trial"]
 
 Outputs = list[torch.Tensor | None]
 
@@ -46,30 +46,40 @@ class Result:
 
 @dataclass
 class Sample:
-    """One input set: the tensors in this process, and the reference's outputs (computed when first asked for)."""
+    """One input set: the tensors in this process, and the reference's outputs (computed when first asked for).
+
+    `kept`: every candidate of the region meets this set, so what was computed for one stays for the next.
+    """
 
     name: str
     distribution: str
     inputs: list[torch.Tensor]
-    trial: Trial = field(repr=False)
+    eager: Callable[[Sequence[torch.Tensor]], Result] = field(repr=False)
+    oracle: Callable[[Sequence[torch.Tensor]], Outputs | Infeasible] = field(repr=False)
+    kept: bool = False
 
     @cached_property
     def reference(self) -> Result:
         """Eager's outputs and their properties. Raises ReferenceFailure when eager refuses the inputs."""
-        return self.trial.eager(self.inputs)
+        return self.eager(self.inputs)
 
     @cached_property
     def exact(self) -> Outputs | Infeasible:
         """The float64 outputs."""
-        return exact_outputs(self.trial.region.program, self.inputs, self.trial.device)
+        return self.oracle(self.inputs)
 
     def exact_at(self, position: int) -> torch.Tensor | None:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Infeasible) else self.exact[position]
 
     def forget_exact(self) -> None:
-        """Free the float64 outputs."""
-        self.__dict__.pop("exact", None)
+        """Free the float64 outputs, unless another candidate will need them."""
+        if not self.kept:
+            self.__dict__.pop("exact", None)
+
+
+Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
+_KEPT_BYTES = 1 << 30  # larger input sets are drawn anew for each candidate
 
 
 @dataclass
@@ -86,22 +96,43 @@ class Trial:
     samples: dict[str, Sample] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     references: set[Schedule] = field(default_factory=set)
+    book: Book = field(default_factory=dict)
 
     def draw(self, distribution: str) -> Sample:
-        """A new input set under a secret seed, or the user's own examples ("examples"); the child gets a copy."""
+        """An input set under a secret seed, or the user's own examples ("examples"); the child gets a copy.
+
+        The n-th set of a distribution is the same for every candidate of a region: drawn once, its float64 results computed once.
+        """
+        count = sum(sample.distribution == distribution for sample in self.samples.values())
+        known = self.book.get((self.region.key, distribution, count))
+        if known is not None:
+            return self._hand_over(known, base="", given=known.inputs)
+        sample = self._drawn(distribution)
+        if sum(tensor.numel() * tensor.element_size() for tensor in sample.inputs) <= _KEPT_BYTES:
+            sample.kept = True
+            self.book[self.region.key, distribution, count] = sample
+        return self._hand_over(sample, base="", given=sample.inputs)
+
+    def _drawn(self, distribution: str) -> Sample:
         if distribution == "examples":
             assert self.examples is not None
             inputs = [clone_strided(t).to(self.device if t.device.type == self.device.type else t.device) for t in self.examples]
         else:
             seed = secrets.randbits(62)
             inputs = make_inputs(self.region, seed, distribution, self.device, examples=self.examples, facts=self.facts)
-        return self._hand_over(Sample(secrets.token_hex(4), distribution, inputs, self), base="", given=inputs)
+        return self._sample(distribution, inputs)
+
+    def _sample(self, what: str, inputs: list[torch.Tensor]) -> Sample:
+        return Sample(secrets.token_hex(4), what, inputs, self.eager, self._exact)
+
+    def _exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+        return exact_outputs(self.region.program, inputs, self.device)
 
     def variant(self, sample: Sample, position: int, replacement: torch.Tensor, what: str) -> Sample:
         """`sample` with one input replaced."""
         inputs = [replacement if index == position else tensor for index, tensor in enumerate(sample.inputs)]
         given = [replacement if index == position else None for index in range(len(inputs))]
-        return self._hand_over(Sample(secrets.token_hex(4), what, inputs, self), base=sample.name, given=given)
+        return self._hand_over(self._sample(what, inputs), base=sample.name, given=given)
 
     def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call the candidate in the child. Raises CandidateFailure."""
