@@ -7,26 +7,31 @@ and why). Looking up signatures at call time is `module`'s work.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1 import guard, observe
+from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.flat import Flat, python_random_kept, stand_in
 from torch_cudal1.graph.capture import CapturedGraph, capture, compile_with
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.swap import swap_all
 from torch_cudal1.judge import timing
 from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Place, Progress, choose, place_for
+from torch_cudal1.program.check import is_random_program
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 
-__all__ = ["Bound", "Unbound", "bind", "captured_regions"]
+__all__ = ["Bound", "Unbound", "bind", "captured_regions", "weights_of"]
+
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
 
 _GATE_BUDGET_S = 3.0
 
@@ -35,19 +40,24 @@ _GATE_BUDGET_S = 3.0
 class Bound:
     """`call(args, kwargs)` is right while `guard.holds()`; `choices` say what runs in it."""
 
-    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    call: Call
     guard: Any
     choices: tuple[Choice, ...]
     note: str = ""
+    weights: frozenset[int] = frozenset()  # identities of the parameters and buffers that `call` keeps alive
 
 
 @dataclass(frozen=True)
 class Unbound:
-    """The module's own forward runs, and why. `missed`: nothing is known yet, so a later warm-up may change that."""
+    """The module's own forward runs, and why.
+
+    `missed`: nothing is known yet, so a later warm-up may change that. `earlier`: what served the module before it changed.
+    """
 
     reason: str
     choices: tuple[Choice, ...] = ()
     missed: bool = False
+    earlier: Bound | None = None
 
 
 def bind(
@@ -61,99 +71,63 @@ def bind(
     held = guard.bind(module)
     if isinstance(held, guard.Refusal):
         return Unbound(held.reason)
-    flat = _Flat(module, args, dict(kwargs))
-    if flat.problem is not None:
-        return Unbound(flat.problem)
-    place = place_for(device_of([*flat.tensors, *module.parameters()]), settings)
     try:
-        graphs = capture(flat, flat.tensors)
+        flat, graphs = _captured(module, args, dict(kwargs))
         lowered = [_lower(graph, module) for graph in graphs]
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
-    if not held.holds():
-        return Unbound(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
+    place = place_for(device_of([*flat.tensors, *module.parameters()]), settings)
     choices = tuple(
         choose(item.region, place, examples=_examples(item, graph, flat, module), progress=progress)
         for item, graph in zip(lowered, graphs, strict=True)
     )
     if any(choice.entry is None for choice in choices):
         return Unbound(next(choice.reason for choice in choices if choice.entry is None), choices, missed=True)
-    contenders = _contenders(module, flat, choices, place)
+    contenders = _contenders(module, flat, choices, place, held)
     if not contenders:
         return Unbound("eager is the fastest baseline and nothing beat it", choices)
-    winner, note = _end_to_end(module, flat, contenders, choices, place)
+    written = {name for graph in graphs for name in graph.writes}
+    winner, note = _end_to_end(_Trial(module, flat, written, len(graphs) > 1), contenders, choices, place)
+    flat.release()
     if winner == "eager":
         return Unbound(note, choices)
-    return Bound(contenders[winner], held, choices, note)
+    return Bound(contenders[winner], held, choices, note, weights_of(module))
 
 
-def captured_regions(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Region, ...]:
-    """The regions of `module(*args)` in the present grad mode, without deciding anything. Raises NotLowerableError."""
-    flat = _Flat(module, args, {})
-    if flat.problem is not None:
+def weights_of(module: torch.nn.Module) -> frozenset[int]:
+    """Identities of the parameters and buffers of `module`."""
+    return frozenset(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
+
+
+def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
+    """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
+    return tuple(_lower(graph, module).region for graph in _captured(module, args, dict(kwargs or {}))[1])
+
+
+def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, tuple[CapturedGraph, ...]]:
+    """The call in flat form, and its graphs. Raises NotLowerableError for a call that a graph cannot repeat."""
+    copied = stand_in(module)
+    held = guard.bind(copied)
+    if isinstance(held, guard.Refusal):
+        raise NotLowerableError(held.reason)
+    flat = Flat(copied, args, kwargs)
+    if flat.problem:
         raise NotLowerableError(flat.problem)
-    return tuple(_lower(graph, module).region for graph in capture(flat, flat.tensors))
-
-
-class _Flat(torch.nn.Module):
-    """The module as AOTAutograd wants it: flat tensors in, a flat tuple of tensors out. Remembers how to put both back."""
-
-    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.inner = module
-        leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-        self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.tensors: list[torch.Tensor] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._out_spec: Any = None
-        self._out_plain: list[Any] = []
-        strange = next((t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None)
-        self.problem = None if strange is None else f"an input is {_describe(strange)}, only plain strided tensors are served"
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        moving = iter(tensors)
-        leaves = [next(moving) if is_tensor else plain for is_tensor, plain in zip(self._is_tensor, self._plain, strict=True)]
-        args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
-        results, self._out_spec = pytree.tree_flatten(self.inner._call_impl(*args, **kwargs))
-        for leaf in results:
-            if not isinstance(leaf, torch.Tensor) and not (leaf is None or isinstance(leaf, (bool, int, float, str))):
-                raise NotLowerableError(f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value")
-        self._out_plain = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in results]
-        return tuple(leaf for leaf in results if isinstance(leaf, torch.Tensor))
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The example call, as the user made it."""
-        moving = iter(self.tensors)
-        leaves = [next(moving) if is_tensor else plain for is_tensor, plain in zip(self._is_tensor, self._plain, strict=True)]
-        args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
-        return args, kwargs
-
-    def caller(self, compiled: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """A callable with the module's own calling convention around `compiled`, which takes and returns flat tensors."""
-        single = self._out_spec.is_leaf() and self._out_plain == [None]
-        bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure((tuple(self.tensors), {}))
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensors = args if bare else [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            results = compiled(*tensors)
-            return results[0] if single else self._unflatten(results)
-
-        return call
-
-    def _unflatten(self, results: Sequence[torch.Tensor]) -> Any:
-        moving = iter(results)
-        leaves = [next(moving) if plain is None else plain[0] for plain in self._out_plain]
-        return pytree.tree_unflatten(leaves, self._out_spec)
+    graphs = capture(flat, flat.tensors)
+    flat.put_back()
+    if not held.holds():
+        raise NotLowerableError(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
+    return flat, graphs
 
 
 def _lower(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
     return lower(graph.module, static=graph.static, kind=graph.kind, name=f"{type(module).__name__}.{graph.kind}")
 
 
-def _examples(item: Lowered, graph: CapturedGraph, flat: _Flat, module: torch.nn.Module) -> list[torch.Tensor] | None:
+def _examples(item: Lowered, graph: CapturedGraph, flat: Flat, module: torch.nn.Module) -> list[torch.Tensor] | None:
     """The user's real tensors in the region's order; None for a backward graph, whose inputs exist only inside a step."""
-    named = {**dict(flat.named_parameters(remove_duplicate=False)), **dict(flat.named_buffers(remove_duplicate=False))}
+    named = _named(flat)
     found: list[torch.Tensor] = []
     for position in item.order:
         origin = graph.origins[position]
@@ -164,7 +138,13 @@ def _examples(item: Lowered, graph: CapturedGraph, flat: _Flat, module: torch.nn
     return found
 
 
-def _contenders(module: torch.nn.Module, flat: _Flat, choices: tuple[Choice, ...], place: Place) -> dict[str, Any]:
+def _named(flat: Flat) -> dict[str, torch.Tensor]:
+    return dict([*flat.named_parameters(remove_duplicate=False), *flat.named_buffers(remove_duplicate=False)])
+
+
+def _contenders(
+    module: torch.nn.Module, flat: Flat, choices: tuple[Choice, ...], place: Place, held: guard.ModuleGuard
+) -> dict[str, Call]:
     """What may run instead of the module's own forward. Training without a swap is left to torch.compile as a whole."""
     training = len(choices) > 1
     if not any(choice.swapped for choice in choices):
@@ -175,26 +155,70 @@ def _contenders(module: torch.nn.Module, flat: _Flat, choices: tuple[Choice, ...
             return {}
     chosen = [(choice.region, choice.candidate) for choice in choices]
     compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
-    return {"cudal1": flat.caller(compile_with(flat, flat.tensors, compiler))}
+    call = flat.caller(compile_with(flat, flat.tensors, compiler))
+    if training and not any(is_random_program(choice.region.program) for choice in choices):
+        call = differentiable_twice(call, module, held)
+    return {"cudal1": call}
 
 
-def _end_to_end(
-    module: torch.nn.Module, flat: _Flat, contenders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place
-) -> tuple[str, str]:
+@dataclass(frozen=True)
+class _Trial:
+    """The example call of the end-to-end measurement, and what it writes: names of parameters and buffers, numbers of inputs."""
+
+    module: torch.nn.Module
+    flat: Flat
+    written: set[str | int]
+    training: bool
+
+    @contextmanager
+    def arguments(self, device: torch.device) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The user's arguments (copies of those that the call writes); afterwards state and random generators are as before.
+
+        Only what is written is put back: writing anything else would count as a change to a graph that waits for its backward.
+        """
+        tensors = [_copy_of(t) if number in self.written else t for number, t in enumerate(self.flat.tensors)]
+        state = {
+            **dict(self.flat.named_parameters(remove_duplicate=False)),
+            **dict(self.flat.named_buffers(remove_duplicate=False)),
+        }
+        before = [(state[name], state[name].detach().clone()) for name in self.written if isinstance(name, str)]
+        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"), python_random_kept():
+            yield self.flat.arguments(tensors)
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+
+    def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> timing.PairedSummary:
+        """Paired times of the module's own forward and `call`; with their backward where gradients are wanted."""
+        own = self._step(self.module._call_impl, args, kwargs)
+        ours = self._step(lambda *args, **kwargs: call(args, kwargs), args, kwargs)
+        return timing.summarise(timing.sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S))
+
+    def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        if not self.training:
+            return lambda: call(*args, **kwargs)
+        leaves = (*self.flat.parameters(), *pytree.tree_leaves((args, kwargs)))
+        wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+        def step() -> Any:  # a loss over every differentiable output; gradients are returned, never accumulated into the user's
+            outputs = [leaf for leaf in pytree.tree_leaves(call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            losses = [output.abs().float().sum() for output in outputs if output.requires_grad]
+            return torch.autograd.grad(torch.stack(losses).sum(), wanted, allow_unused=True)
+
+        return step
+
+
+def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Choice, ...], place: Place) -> tuple[str, str]:
     """The whole call, in this process: a contender stays only if it beats the module's own forward. The cache remembers."""
     name = hashlib.sha256("|".join(["end to end", *(choice.region.key for choice in choices)]).encode()).hexdigest()
     known = place.cache.get_alias(name, place.target, place.contract)
     runs = [choice.candidate.digest for choice in choices]
     if isinstance(known, dict) and known.get("candidates") == runs and known.get("winner") in (*contenders, "eager"):
         return str(known["winner"]), str(known["note"])
-    args, kwargs = flat.arguments()
-    step = _training_step if len(choices) > 1 else _inference
     winner, note = "eager", ""
-    with _preserved(module):
+    with trial.arguments(place.device) as (args, kwargs):
         for label, call in contenders.items():
-            own = step(lambda: module._call_impl(*args, **kwargs), module)
-            ours = step(lambda call=call: call(args, kwargs), module)
-            result = timing.summarise(timing.sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S))
+            result = trial.against_own(call, args, kwargs, place)
             observe.record("judge", "end_to_end", name, contender=label, speedup=result.speedup, low=result.low, high=result.high)
             note = f"end to end {label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}] of the module's own forward"
             if result.low >= 1.0:
@@ -204,32 +228,7 @@ def _end_to_end(
     return winner, note
 
 
-def _inference(call: Callable[[], Any], module: torch.nn.Module) -> Callable[[], Any]:
-    return call
-
-
-def _training_step(call: Callable[[], Any], module: torch.nn.Module) -> Callable[[], Any]:
-    """Forward, a loss over every floating output, backward; gradients are returned, never accumulated into the user's."""
-    wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-    def step() -> Any:
-        outputs = [leaf for leaf in pytree.tree_leaves(call()) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        loss = torch.stack([output.float().sum() for output in outputs]).sum()
-        return torch.autograd.grad(loss, wanted, allow_unused=True)
-
-    return step
-
-
-@contextmanager
-def _preserved(module: torch.nn.Module) -> Iterator[None]:
-    """Run the body, then put buffers (running statistics) and random generators back as they were."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng():
-        yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same shape, strides and need of a gradient."""
+    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return fresh.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -6,15 +6,19 @@ dispatcher that runs the module's own forward whenever anything differs from wha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_cudal1 import guard, observe
-from torch_cudal1.binding import Bound, Unbound, bind
+from torch_cudal1.binding import Bound, Unbound, bind, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.guard import ModuleGuard
 from torch_cudal1.pipeline import Progress
 from torch_cudal1.reporting import explanation_of
 from torch_cudal1.settings import Settings
@@ -24,6 +28,7 @@ __all__ = ["accelerate", "disabled", "explain", "restore"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 _MAX_SIGNATURES = 64  # beyond this a caller feeds ever new shapes; remembering more would only cost memory
+_MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
 
 
 def accelerate(
@@ -37,8 +42,8 @@ def accelerate(
     """Make `module` faster in place and return it.
 
     `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments: that signature is prepared now, in
-    the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the module's
-    own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
+    the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the
+    module's own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
     `options` are fields of `Settings`.
 
     Raises TypeError for something that is not a module, SettingError for a bad option, CacheMissError under on_miss="error".
@@ -59,8 +64,9 @@ def accelerate(
 
 def restore(module: M) -> M:
     """Undo `accelerate`: the module is exactly as it was, and keeps every change made to its weights meanwhile."""
-    if isinstance(module._compiled_call_impl, Dispatcher):
-        module._compiled_call_impl = None
+    dispatcher = module._compiled_call_impl
+    if isinstance(dispatcher, Dispatcher):
+        module._compiled_call_impl = dispatcher.replaced
     return module
 
 
@@ -72,67 +78,143 @@ def explain(module: torch.nn.Module) -> Explanation:
     return explanation_of(type(module).__name__, dispatcher.device, list(dispatcher.bindings.values()))
 
 
+@dataclass
+class _Change:
+    """The module is not as it was bound: for how many calls, what it is now (None: not looked at), how often it was re-bound."""
+
+    calls: int = 0
+    now: ModuleGuard | None = None
+    rebound: int = 0
+
+
 class Dispatcher:
-    """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else goes to the module itself."""
+    """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else goes to the module itself.
+
+    Any number of threads may call; one of them binds, the others run the module's own forward meanwhile. `replaced` is what stood
+    in the slot before: the result of `module.compile()`, or None.
+    """
 
     def __init__(self, module: torch.nn.Module, settings: Settings) -> None:
         self._module, self._settings = module, settings
-        self._device_type = next((t.device.type for t in module.parameters()), "cpu")
+        self.replaced: Any = module._compiled_call_impl
+        self._device_types: tuple[str, ...] = ("cpu",)
         self._met: set[Any] = set()
+        self._changes: dict[Any, _Change] = {}
+        self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a state of their own may not.)"""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # pickled as None, for the same reason
 
     @property
     def device(self) -> str:
         """Device type of the module's parameters."""
-        return self._device_type
+        return next((tensor.device.type for tensor in self._module.parameters()), "cpu")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result, from what is bound for these arguments or from its own forward."""
         if is_disabled() or guard.tracing_reason():
-            return self._module._call_impl(*args, **kwargs)
+            return self._own(args, kwargs)
         signature = guard.signature(args, kwargs)
         if signature is None:
             observe.count("not_servable_calls")
-            return self._module._call_impl(*args, **kwargs)
-        key = (signature, guard.call_state(self._device_type))
-        bound = self.bindings.get(key)
-        if isinstance(bound, Bound) and (bound.guard.holds() or isinstance(bound := self._look_up(key, args, kwargs), Bound)):
+            return self._own(args, kwargs)
+        bound = self.bindings.get(self._key(signature))
+        if isinstance(bound, Bound) and bound.guard.holds():
             return bound.call(args, kwargs)
-        if bound is None and isinstance(bound := self._first_met(key, args, kwargs), Bound):
-            return bound.call(args, kwargs)
-        if isinstance(bound, Unbound) and bound.missed:
+        if not isinstance(bound, Unbound) or bound.earlier is not None:
+            bound = self._decide(signature, args, kwargs)
+            if isinstance(bound, Bound):
+                return bound.call(args, kwargs)
+        if bound.missed:
             observe.count("misses")
-        return self._module._call_impl(*args, **kwargs)
+        return self._own(args, kwargs)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], progress: Progress | None) -> None:
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None) -> None:
         """Bind this signature now, tuning if the settings say so."""
-        signature = guard.signature(args, dict(kwargs))
-        key = (signature, guard.call_state(self._device_type))
-        self.bindings[key] = self._try(args, kwargs, self._settings, progress)
+        self._bind(args, kwargs, self._settings, progress)
+
+    def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (self.replaced or self._module._call_impl)(*args, **kwargs)
+
+    def _key(self, signature: Any) -> tuple[Any, ...]:
+        return (signature, *map(guard.call_state, self._device_types))
+
+    def _know_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Which devices' switches (autocast, TF32, ...) are part of a key. What was bound under others is forgotten."""
+        tensors = [*self._module.parameters(), *self._module.buffers(), *pytree.tree_leaves((args, kwargs))]
+        types = tuple(sorted({tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)})) or ("cpu",)
+        if types != self._device_types:
+            self._device_types = types
+            self.bindings.clear()
+            self._met.clear()
+            self._changes.clear()
+
+    def _decide(self, signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """What to do with a call that no binding serves as it is. Never a search: this is inside a user's call."""
+        if _saving_is_watched():  # activation checkpointing runs a forward twice and expects the same saved tensors: change nothing
+            return Unbound("saved tensors are packed by hooks", missed=True)
+        if not self._binding.acquire(blocking=False):
+            return Unbound("another thread is binding", missed=True)
+        try:
+            key = self._key(signature)
+            known = self.bindings.get(key)
+            if known is None:
+                return self._first_met(key, args, kwargs)
+            if isinstance(known, Bound):
+                return known if known.guard.holds() else self._changed(key, known, args, kwargs)
+            if known.earlier is not None and known.earlier.guard.holds():
+                self.bindings[key] = known.earlier
+            return self.bindings[key]
+        finally:
+            self._binding.release()
 
     def _first_met(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """A signature without a binding. Met for the first time it gets the baseline at once; met again, it is worth a look-up."""
-        if key not in self._met:
+        if key not in self._met and self._settings.on_miss != "error":
             if len(self._met) < _MAX_SIGNATURES:
                 self._met.add(key)
             return Unbound("not seen before", missed=True)
-        return self._look_up(key, args, kwargs)
+        return self._look_up(args, kwargs)
 
-    def _look_up(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """Bind what the cache knows. Never a search: this is inside a user's call."""
-        old = self.bindings.get(key)
-        if isinstance(old, Bound):
+    def _changed(self, key: Any, old: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """The module is not as it was bound. A change that lasts is bound; one that does not (`functional_call`, a passing hook)
+        costs a few calls of the module's own forward, and the old binding serves again as soon as it holds.
+        """
+        change = self._changes.setdefault(key, _Change())
+        change.calls += 1
+        if change.now is not None and change.now.holds() and change.rebound < _MAX_REBINDS:
             observe.record("swap", "rebound", why=old.guard.why())
+            change.calls, change.now, change.rebound = 0, None, change.rebound + 1
+            bound = self._look_up(args, kwargs)
+            if isinstance(bound, Unbound) and old.weights == weights_of(self._module):  # else `old` would keep old weights alive
+                bound = self.bindings[key] = replace(bound, earlier=old)
+            return bound
+        change.now = None
+        if change.calls & (change.calls - 1) == 0:  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
+            now = guard.bind(self._module)
+            change.now = now if isinstance(now, ModuleGuard) else None
+        return Unbound("the module changed since it was bound", missed=True)
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """Bind what the cache knows."""
         settings = self._settings.but(on_miss="baseline") if self._settings.on_miss == "tune" else self._settings
-        bound = self.bindings[key] = self._try(args, kwargs, settings, None)
+        return self._bind(args, kwargs, settings, None)
+
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None
+    ) -> Bound | Unbound:
+        self._know_devices(args, kwargs)
+        key = self._key(guard.signature(args, kwargs))
+        bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
         return bound
 
-    def _try(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: Settings, progress: Progress | None
-    ) -> Bound | Unbound:
-        if guard.signature(args, dict(kwargs)) is None:
+    def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None) -> Bound | Unbound:
+        if guard.signature(args, kwargs) is None:
             return Unbound("an argument is neither a plain tensor nor a plain value")
-        self._module._compiled_call_impl = None  # while we look at it, the module is only itself
         try:
             return bind(self._module, args, kwargs, settings, progress)
         except CacheMissError:
@@ -140,8 +222,10 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  the wrapper's door: a user's call must not fail because of us
             observe.fallback("bind", error, strictness=settings.strictness)
             return Unbound(f"{type(error).__name__}: {error}")
-        finally:
-            self._module._compiled_call_impl = self
+
+
+def _saving_is_watched() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

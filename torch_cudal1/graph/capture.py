@@ -32,13 +32,15 @@ class CapturedGraph:
     """One functional ATen graph.
 
     `static` are the placeholder positions of parameters and buffers. `origins` says where each placeholder comes from: the name of
-    a parameter or buffer, the number of a plain input, or None (saved for the backward, tangents).
+    a parameter or buffer, the number of a plain input, or None (saved for the backward, tangents). `writes` are the origins of the
+    inputs that the call writes to: their new values are among the outputs.
     """
 
     kind: Kind
     module: fx.GraphModule
     static: frozenset[int]
     origins: tuple[str | int | None, ...]
+    writes: tuple[str | int, ...] = ()
 
 
 def is_dynamic(inputs: Sequence[Any]) -> bool:
@@ -60,7 +62,7 @@ def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGra
 
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
-            found.append(CapturedGraph(kind, graph, _static_in(graph, static), _origins(graph)))
+            found.append(CapturedGraph(kind, graph, _static_in(graph, static), _origins(graph), _writes(graph)))
         return graph.forward
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -149,6 +151,13 @@ def _static_in(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
 def _origins(graph: fx.GraphModule) -> tuple[str | int | None, ...]:
     origins = [node.meta.get("desc") for node in graph.graph.nodes if node.op == "placeholder"]
     return tuple(getattr(origin, "target", getattr(origin, "idx", None)) for origin in origins)
+
+
+def _writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    inputs = [getattr(item, "mutated_input", None) for item in output.meta.get("desc") or ()]
+    origins = [getattr(item, "target", getattr(item, "idx", None)) for item in inputs]
+    return tuple(origin for origin in origins if origin is not None)
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.fx as fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
@@ -22,6 +23,7 @@ from torch_cudal1.switch import is_disabled
 
 __all__ = ["Positional", "Swapped", "in_graph_order", "swap", "swap_all"]
 
+_FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
 
 
@@ -39,12 +41,14 @@ class Swapped:
             return self.reference(inputs)
         try:
             return self._runner(inputs)
-        except (Cudal1Error, RuntimeError) as error:
+        except _FAILURES as error:
             if _is_sticky(error):
                 raise  # the CUDA context may be corrupt: nothing that runs after this can be trusted
-            self.quarantined = f"{type(error).__name__}: {error}"
-            observe.fallback("run", error, strictness=self._strictness, region=self._region.key)
-            return self.reference(inputs)
+            failure = error
+        results = self.reference(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
+        self.quarantined = f"{type(failure).__name__}: {failure}"
+        observe.fallback("run", failure, strictness=self._strictness, region=self._region.key)
+        return results
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The user's own operators, one after the other."""
@@ -83,11 +87,13 @@ def swap_all(
     built = {region.key: swap(region, item, device, strictness=strictness, options=options) for region, item in chosen}
 
     def compiler(graph: fx.GraphModule, kind: Kind) -> Positional:
-        lowered = lower(graph, kind=kind)
-        swapped = built.get(lowered.region.key)
-        if swapped is None:
-            observe.record("swap", "unexpected_graph", lowered.region.key, kind=kind)
-            swapped = swap(lowered.region, Candidate(lowered.region.program, "eager", "baseline"), device, strictness=strictness)
+        with unset_fake_temporarily():  # tracing is not over: a graph's real constants must not meet its fake mode
+            lowered = lower(graph, kind=kind)
+            swapped = built.get(lowered.region.key)
+            if swapped is None:
+                observe.record("swap", "unexpected_graph", lowered.region.key, kind=kind)
+                own = Candidate(lowered.region.program, "eager", "baseline")
+                swapped = swap(lowered.region, own, device, strictness=strictness)
         return in_graph_order(swapped, lowered.order)
 
     return compiler

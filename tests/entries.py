@@ -1,0 +1,139 @@
+"""Hand-made cache entries: a decision is planted where a search would have left it, so that a swapped path costs milliseconds.
+
+The planted Program is the region's own, run step by step, so results are exact; `shifted` makes one that is visibly different, for
+tests that must see which graph ran.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.capture import capture
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.swap import Swapped
+from torch_cudal1.pipeline import place_for
+from torch_cudal1.program.model import Aten, Program, Value
+from torch_cudal1.records import Candidate, Entry, Region
+from torch_cudal1.settings import Settings
+
+Change = Callable[[Program], Program]
+
+
+@dataclass
+class Runs:
+    """How often a swapped callable ran, by kind of region."""
+
+    inference: int = 0
+    forward: int = 0
+    backward: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.inference + self.forward + self.backward
+
+
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Count every call that a swapped callable serves itself, from now on."""
+    runs, original = Runs(), Swapped.__call__
+
+    def counted(self: Swapped, inputs: Sequence[torch.Tensor]) -> Any:
+        kind = self._region.kind
+        setattr(runs, kind, getattr(runs, kind) + 1)
+        return original(self, inputs)
+
+    monkeypatch.setattr(Swapped, "__call__", counted)
+    return runs
+
+
+def same(program: Program) -> Program:
+    """No change: the region's own steps."""
+    return program
+
+
+def shifted(program: Program) -> Program:
+    """The same Program with 1 added to its first output, so that whoever runs it is seen."""
+    first, new = program.outputs[0], program.value_count
+    assert first is not None
+    step = Aten("aten.add.Scalar", (Value(first), 1), (), (new,))
+    return replace(program, steps=(*program.steps, step), outputs=(new, *program.outputs[1:]))
+
+
+def entry_for(region: Region, candidate: Candidate, settings: Settings) -> Entry:
+    """The entry that a search would have stored had `candidate` won by 10x."""
+    place = place_for(torch.device("cpu"), settings)
+    timing = {"speedup": 10.0, "low": 9.0, "high": 11.0, "candidate_us": 10.0, "baseline_us": 100.0, "baseline": "eager"}
+    evidence = {"timing": timing, "checks": [], "baselines_us": {"eager": 100.0, "inductor": 100.0}}
+    return Entry(
+        region_key=region.key,
+        region_name=region.name,
+        target=place.target,
+        contract=place.contract,
+        choice=candidate,
+        evidence={**evidence, "kind": region.kind, "granularity": region.granularity},
+        tried=(),
+        created="2026-01-01T00:00:00+00:00",
+        package="0.1.0",
+    )
+
+
+def plant_regions(regions: Sequence[Region], cache_dir: Path, change: Change = same, schedule: Any = "eager") -> None:
+    """Store a winning entry for each region, and that the whole call was measured to be faster with them."""
+    settings = Settings(cache_dir=cache_dir)
+    place = place_for(torch.device("cpu"), settings)
+    candidates = []
+    for region in regions:
+        changed = change(region.program) if region.kind != "backward" else region.program
+        candidates.append(Candidate(changed, schedule, "rewrites", ("planted",)))
+        place.cache.put(entry_for(region, candidates[-1], settings))
+    name = hashlib.sha256("|".join(["end to end", *(region.key for region in regions)]).encode()).hexdigest()
+    note = {"winner": "cudal1", "note": "planted", "candidates": [item.digest for item in candidates]}
+    place.cache.put_alias(name, note, place.target, place.contract)
+
+
+def plant(
+    module: torch.nn.Module,
+    args: Any,
+    cache_dir: Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    change: Change = same,
+    schedule: Any = "eager",
+) -> None:
+    """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast mode."""
+    given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule)
+
+
+class Recorder:
+    """A Dynamo backend that plants entries for every graph it is given and runs the graph as it is."""
+
+    def __init__(self, cache_dir: Path, change: Change = same, schedule: Any = "eager") -> None:
+        self.cache_dir, self.change, self.schedule = cache_dir, change, schedule
+        self.graphs = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs = capture(gm, inputs)
+        regions = [lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs]
+        plant_regions(regions, self.cache_dir, self.change, self.schedule)
+        self.graphs += 1
+        return gm.forward
+
+
+def plant_compiled(call: Callable[[Any], object], target: Any, cache_dir: Path, change: Change = same) -> int:
+    """Plant entries for each graph that Dynamo finds in `target` (a module or function) during `call`; the number of graphs.
+
+    `call` gets the compiled target.
+    """
+    recorder = Recorder(cache_dir, change)
+    torch._dynamo.reset()
+    call(torch.compile(target, backend=recorder))
+    torch._dynamo.reset()
+    return recorder.graphs

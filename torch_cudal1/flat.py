@@ -1,0 +1,142 @@
+"""A module as AOTAutograd wants it, flat tensors in and a flat tuple of tensors out, and the way back to the user's convention.
+
+Tracing replaces parameters by stand-ins and may leave them in attributes, so it never sees the user's module: it sees a copy that
+shares every tensor and nothing else. What tracing would lose (an assigned buffer, Python's random numbers) is refused here.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_cudal1.errors import NotLowerableError
+
+__all__ = ["Flat", "python_random_kept", "stand_in"]
+
+_PLAIN = (bool, int, float, str)
+_SHARED = (ModuleType, torch.Generator, torch.Stream, torch.Event)  # no copy of these exists, and tracing does not change them
+
+
+class Flat(torch.nn.Module):
+    """One call of a module. `tensors` are those among its arguments, `problem` says why it cannot be served ("" if it can)."""
+
+    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = module
+        leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
+        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.tensors: list[torch.Tensor] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
+        self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
+        self._out_spec: Any = None
+        self._out_plain: list[Any] = []
+        strange = next((t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None)
+        self.problem = "" if strange is None else f"an input is {_describe(strange)}, only plain strided tensors are served"
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
+        args, kwargs = self.arguments(tensors)
+        slots = _slots(self.inner)
+        with python_random_kept() as drawn:
+            output = self.inner._call_impl(*args, **kwargs)
+        if drawn:
+            raise NotLowerableError(f"its forward draws from {drawn[0]}, which a kernel would not repeat")
+        for name, tensor in _slots(self.inner).items():
+            if slots.pop(name, None) is not tensor:
+                raise NotLowerableError(f"its forward assigns {name}, which a kernel would not repeat; write it in place instead")
+        if slots:
+            raise NotLowerableError(f"its forward deletes {next(iter(slots))}, which a kernel would not repeat")
+        results, self._out_spec = pytree.tree_flatten(output)
+        for leaf in results:
+            if not isinstance(leaf, torch.Tensor) and not (leaf is None or isinstance(leaf, _PLAIN)):
+                raise NotLowerableError(f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value")
+        self._out_plain = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in results]
+        return tuple(leaf for leaf in results if isinstance(leaf, torch.Tensor))
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The user's call with `tensors` in the places of its tensors."""
+        moving = iter(tensors)
+        leaves = [next(moving) if is_tensor else plain for is_tensor, plain in zip(self._is_tensor, self._plain, strict=True)]
+        args, kwargs = pytree.tree_unflatten(leaves, self._in_spec)
+        return args, kwargs
+
+    def put_back(self) -> None:
+        """Undo what tracing leaves in recurrent modules: they notice the stand-ins of their weights and list them anew."""
+        for part, weights, references in self._recurrent:
+            part._flat_weights, part._flat_weight_refs = weights, references
+
+    def release(self) -> None:
+        """Let go of the example tensors: what AOTAutograd returns holds on to this module for as long as it is used."""
+        self.tensors, self._plain = [], []
+
+    def caller(self, compiled: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """A callable with the module's own calling convention around `compiled`, which takes and returns flat tensors.
+
+        To be asked for after tracing; it keeps neither the example tensors nor the module.
+        """
+        out_spec, out_plain = self._out_spec, list(self._out_plain)
+        single = out_spec.is_leaf() and out_plain == [None]
+        bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure((tuple(self.tensors), {}))
+
+        def unflatten(results: Sequence[torch.Tensor]) -> Any:
+            moving = iter(results)
+            return pytree.tree_unflatten([next(moving) if plain is None else plain[0] for plain in out_plain], out_spec)
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            tensors = args if bare else [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            results = compiled(*tensors)
+            return results[0] if single else unflatten(results)
+
+        return call
+
+
+def stand_in(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy to trace: same classes and attributes, the very same tensors. Raises NotLowerableError where there is no copy."""
+    shared: list[Any] = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        shared += [value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))]
+    try:
+        return copy.deepcopy(module, {id(thing): thing for thing in shared})
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
+        raise NotLowerableError(f"it cannot be copied for tracing: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def python_random_kept() -> Iterator[list[str]]:
+    """Run the body and put Python's and numpy's random generators back; the list then names those that the body drew from."""
+    drawn: list[str] = []
+    numpy = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy.random.get_state(legacy=False) if numpy else {}
+    try:
+        yield drawn
+    finally:
+        if random.getstate() != python_state:
+            random.setstate(python_state)
+            drawn.append("Python's random module")
+        if numpy and _text(numpy.random.get_state(legacy=False)) != _text(numpy_state):
+            numpy.random.set_state(numpy_state)
+            drawn.append("numpy.random")
+
+
+def _text(state: Any) -> str:
+    """numpy's generator state, whole: its own repr shortens arrays."""
+    if isinstance(state, dict):
+        return " ".join(f"{name} {_text(part)}" for name, part in state.items())
+    return str(state.tolist() if hasattr(state, "tolist") else state)
+
+
+def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
