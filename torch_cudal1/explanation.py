@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-__all__ = ["EndToEnd", "Explanation", "Interval", "Plan", "PlanRow", "RegionReport", "plain"]
+__all__ = ["OWN_FORWARD", "EndToEnd", "Explanation", "Interval", "Plan", "PlanRow", "RegionReport", "plain"]
+
+OWN_FORWARD = "the module's own forward"  # what `runs` says where nothing is known and the module is left alone
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class RegionReport:
     - speedup, low, high: against the best baseline, measured when the decision was made; None when a baseline runs.
     - vs_eager, vs_inductor: against these two alone; None when that one was not measured.
     - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our largest scaled error.
-    - tried: one mapping a candidate with at least "label", "decision" ("accepted" or "rejected") and "reason"; also "detector",
-      "speedup", "low", "high" and "error_ratio" where they were measured.
+    - tried: one mapping a candidate with at least "label", "decision" ("accepted", "rejected" or "not judged") and "reason"; also
+      "detector", "speedup", "low", "high" and "error_ratio" where they were measured.
     - reason: one sentence on why this runs and not something else.
     """
 
@@ -93,6 +95,7 @@ class EndToEnd:
 class Explanation:
     """A model's regions, why other parts are none (`left_out`, one sentence each), and the end-to-end measurement if made.
 
+    `gate` holds one sentence a call signature: what the whole call gained where it runs, measured before anything was swapped in.
     `undone` is empty, or says why the model's own forward runs although regions were won (the whole call did not get faster).
     """
 
@@ -102,6 +105,12 @@ class Explanation:
     left_out: tuple[str, ...] = ()
     end_to_end: EndToEnd | None = None
     undone: str = ""
+    gate: tuple[str, ...] = ()
+
+    @property
+    def untouched(self) -> bool:
+        """True when the module's own forward runs, so that its speed-up over eager is 1 by construction."""
+        return bool(self.undone) or all(region.runs in ("eager", OWN_FORWARD) for region in self.regions)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

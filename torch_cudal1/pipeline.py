@@ -113,7 +113,7 @@ def tune(
             tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
             continue
         if time.monotonic() > deadline:
-            tried.append({"label": candidate.label, "decision": "rejected", "reason": "not judged: the budget was spent"})
+            tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
         say(f"judging {candidate.label}", min(1.0, 1 - (deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)))
         judgement = judge.judge(region, candidate, ranking, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from torch_cudal1.explanation import Explanation, Interval, RegionReport
+from torch_cudal1.explanation import OWN_FORWARD, Explanation, Interval, RegionReport
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.records import Entry
 
@@ -22,10 +22,16 @@ class Binding(Protocol):
 def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
     """One explanation over all signatures of a module."""
     regions = [_region_report(choice) for binding in bindings for choice in binding.choices]
-    notes = [getattr(binding, "reason", "") or getattr(binding, "note", "") for binding in bindings]
-    undone = next((note for note in notes if note.startswith("undone")), "")
-    left_out = tuple(note for note in notes if note and not note.startswith("undone"))
-    return Explanation(target=name, device=device, regions=tuple(regions), left_out=left_out, undone=undone)
+    reasons = [(getattr(binding, "reason", ""), binding.choices) for binding in bindings]
+    undone = next((reason for reason, _ in reasons if reason.startswith("undone")), "")
+    return Explanation(
+        target=name,
+        device=device,
+        regions=tuple(regions),
+        left_out=tuple(reason for reason, choices in reasons if reason and not choices),
+        undone=undone.removeprefix("undone: "),
+        gate=tuple(note for binding in bindings if (note := getattr(binding, "note", ""))),
+    )
 
 
 def _region_report(choice: Choice) -> RegionReport:
@@ -36,7 +42,7 @@ def _region_report(choice: Choice) -> RegionReport:
         key=choice.region.key,
         kind=choice.region.kind,
         granularity=choice.region.granularity,
-        runs="the module's own forward",
+        runs=OWN_FORWARD,
         origin="baseline",
         reason=choice.reason,
     )
@@ -89,5 +95,6 @@ def _worst(entry: Entry, name: str) -> float | None:
 def _reason(entry: Entry, timing: Mapping[str, Any]) -> str:
     if timing:
         return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
-    accepted_none = f"{len(entry.tried)} candidates tried, none was right and fast enough" if entry.tried else "nothing to try"
-    return f"{entry.choice.schedule} is the fastest baseline; {accepted_none}"
+    judged = sum(one.get("decision") != "not judged" for one in entry.tried)
+    told = f"of {judged} candidates judged, none was right and fast enough" if judged else "no candidate was judged"
+    return f"{entry.choice.schedule} is the fastest baseline; {told if entry.tried else 'there was nothing to try'}"

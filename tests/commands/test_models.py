@@ -70,7 +70,7 @@ def test_explain_tells_what_runs_what_was_tried_and_why(
     assert main(["explain", f"{target}:good", "--device", "cpu"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
-        "model.py:good on cpu: 1 regions",
+        "model.py:good on cpu: 1 region",
         "inductor",
         "nothing was faster",
         "fold -> eager",
@@ -147,7 +147,7 @@ def test_warmup_exits_1_when_a_target_failed(
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--budget", "5"]) == code
     assert asked == [([f"{target}:good"], 5.0, "cpu")]
     shown = capsys.readouterr()
-    assert ("failed" if error else "no swap (inductor runs)") in " ".join(shown.out.split())
+    assert ("failed" if error else "inductor runs: nothing beat it") in " ".join(shown.out.split())
     assert ("it broke" in shown.err) == bool(error)
 
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from torch_cudal1.explanation import EndToEnd, Explanation, Interval, RegionReport
+from torch_cudal1.explanation import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.view import page, plots
 from torch_cudal1.view.page import Story, render, winners
 
@@ -160,7 +160,8 @@ def test_a_module_without_measurements_and_one_that_failed_are_shown_as_such() -
 
 def test_a_swap_that_was_taken_back_does_not_count_as_won() -> None:
     explanation = Explanation(target="t", device="cpu", regions=(region(), region()), end_to_end=MEASURED, undone="slower in place")
-    assert winners(explanation) == "undone, baseline runs"
+    assert winners(explanation) == "eager runs: diag_matmul did not pay end to end"
+    assert explanation.untouched
     assert "slower in place" in page.render("t", [Story(explanation=explanation)], {})
 
 
@@ -168,8 +169,9 @@ def test_a_swap_that_was_taken_back_does_not_count_as_won() -> None:
     ("regions", "shown"),
     [
         ((region(), region(), region(techniques=("fold_bn",))), "diag_matmul (2), fold_bn"),
-        ((region(origin="baseline", runs="inductor", techniques=()),), "no swap (inductor runs)"),
-        ((), "no swap (eager runs)"),
+        ((region(origin="baseline", runs="inductor", techniques=()),), "inductor runs: nothing beat it"),
+        ((region(origin="baseline", runs=OWN_FORWARD, techniques=()),), "eager runs: no stored decision"),
+        ((), "eager runs: left to PyTorch"),
     ],
 )
 def test_winners_are_named_with_their_number(regions: tuple[RegionReport, ...], shown: str) -> None:

@@ -7,11 +7,12 @@ came from outside (names, reasons, paths) is escaped. It computes nothing: numbe
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_cudal1.explanation import EndToEnd, Explanation, Interval, RegionReport
+from torch_cudal1.explanation import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.view import plots, text
 from torch_cudal1.view.style import CSS
 
@@ -52,16 +53,19 @@ def render(title: str, stories: Sequence[Story], environment: Mapping[str, str],
 
 
 def winners(explanation: Explanation) -> str:
-    """What was swapped in, for a table: "diag_matmul (2), fold_bn", or which baseline runs."""
-    names: dict[str, int] = {}
-    for region in explanation.regions:
-        if region.swapped:
-            label = " + ".join(region.techniques) or region.runs
-            names[label] = names.get(label, 0) + 1
-    if names and not explanation.undone:
+    """What was swapped in, for a table: "diag_matmul (2), fold_bn", or which baseline runs and why."""
+    names = Counter(" + ".join(region.techniques) or region.runs for region in explanation.regions if region.swapped)
+    if explanation.undone:
+        taken = ", ".join(names) or ", ".join(sorted({region.runs for region in explanation.regions}))
+        return f"eager runs: {taken} did not pay end to end"
+    if names:
         return ", ".join(f"{label} ({count})" if count > 1 else label for label, count in names.items())
-    baselines = sorted({region.runs for region in explanation.regions if not region.swapped}) or ["eager"]
-    return "undone, baseline runs" if explanation.undone else f"no swap ({', '.join(baselines)} runs)"
+    if not explanation.regions:
+        return "eager runs: left to PyTorch"
+    baselines = ", ".join(sorted({region.runs for region in explanation.regions}))
+    if OWN_FORWARD in baselines:
+        return "eager runs: no stored decision"
+    return f"{baselines} runs: nothing beat it"
 
 
 def _summary(stories: Sequence[Story]) -> str:
@@ -131,8 +135,9 @@ def _story(story: Story) -> str:
     if explanation.end_to_end is not None:
         parts.append(_end_to_end(explanation.end_to_end))
     if explanation.undone:
-        parts.append(f'<p class="note">What was won was taken back: {_e(explanation.undone)}</p>')
-    parts += [_region(region) for region in explanation.regions]
+        parts.append(f'<p class="note">Taken back, the module\'s own forward runs: {_e(explanation.undone)}</p>')
+    parts += [f'<p class="note">Measured before it was put in place: {_e(note)}</p>' for note in explanation.gate]
+    parts += [_region(region, undone=bool(explanation.undone)) for region in explanation.regions]
     if explanation.left_out:
         items = "".join(f"<li>{_e(text.brief(reason, 600))}</li>" for reason in explanation.left_out)
         parts.append(f"<p>Left to PyTorch, and why:</p><ul>{items}</ul>")
@@ -145,10 +150,14 @@ def _end_to_end(measured: EndToEnd) -> str:
     return f'<dl class="times">{items}</dl>'
 
 
-def _region(region: RegionReport) -> str:
-    state = "swapped" if region.swapped else "baseline"
+def _region(region: RegionReport, *, undone: bool) -> str:
+    state, verb = ("swapped", "runs") if region.swapped else ("baseline", "runs")
+    if undone:
+        state, verb = "undone", "was best with"
     gain = f" {text.speedup(_interval(region))} over the best baseline" if region.swapped and region.speedup is not None else ""
-    summary = f'<span class="tag {state}">{state}</span> <b>{_e(region.name or "whole graph")}</b> runs {_e(region.runs)}{_e(gain)}'
+    summary = (
+        f'<span class="tag {state}">{state}</span> <b>{_e(region.name or "whole graph")}</b> {verb} {_e(region.runs)}{_e(gain)}'
+    )
     facts = [
         ("why", region.reason),
         ("key", region.key[:16]),

@@ -11,7 +11,8 @@ __all__ = ["show_explanation", "show_plan"]
 
 def show_explanation(screen: Screen, explanation: Explanation) -> None:
     """Regions, what was tried, what was left out, and the whole model's times if they were measured."""
-    screen.line(f"{explanation.target} on {explanation.device}: {len(explanation.regions)} regions")
+    count = len(explanation.regions)
+    screen.line(f"{explanation.target} on {explanation.device}: {count} region{'' if count == 1 else 's'}")
     if explanation.regions:
         columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
         screen.table(
@@ -43,8 +44,10 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
             f"end to end: {text.latency(measured.ours_us)}; {text.speedup(measured.vs_eager)} vs eager, "
             f"{text.speedup(measured.vs_inductor)} vs Inductor"
         )
+    for note in explanation.gate:
+        screen.line(f"measured before it was put in place: {note}")
     if explanation.undone:
-        screen.line(f"taken back: {explanation.undone}")
+        screen.line(f"taken back, the module's own forward runs: {explanation.undone}")
     screen.line("")
 
 

@@ -39,7 +39,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .tag { display: inline-block; vertical-align: .08rem; padding: 0 .55rem;
   font-size: .78rem; font-weight: 600; border: 1px solid currentColor; border-radius: .8rem; }
 .tag.swapped, .good { color: var(--good); }
-.tag.baseline { color: var(--muted); }
+.tag.baseline, .tag.undone { color: var(--muted); }
 .bad { color: var(--bad); }
 .note { color: var(--muted); }
 .note.bad { color: var(--bad); }
