@@ -17,7 +17,7 @@ from torch_cudal1.explanation import Explanation
 from torch_cudal1.module import accelerate, explain, restore
 from torch_cudal1.pipeline import Progress
 from torch_cudal1.settings import Settings
-from torch_cudal1.targets import load
+from torch_cudal1.targets import load, try_call
 
 __all__ = ["WarmupResult", "warmup"]
 
@@ -45,12 +45,13 @@ def warmup(
     """Tune each target (see `torch_cudal1.targets`) on `device` (default: where its module is), and store the decisions.
 
     Modules are tuned as they are returned, train or eval; under no_grad unless `training`. Raises TargetError for a target that
-    does not exist; errors inside one are in its result.
+    cannot be loaded or called; what fails later, and what could not be stored, is the error of its result.
     """
     chosen = (settings or Settings.from_env()).but(on_miss="tune")
     results = []
     for target in [targets] if isinstance(targets, str) else targets:
         for loaded in load(target, device=device):
+            try_call(loaded)
             results.append(_warm(loaded.name, loaded.module, loaded.inputs, chosen, progress, training))
     return tuple(results)
 
@@ -63,13 +64,14 @@ def _warm(
     progress: Progress | None,
     training: bool,
 ) -> WarmupResult:
-    before, started = observe.report().counters, time.monotonic()
+    before, started, started_at = observe.report().counters, time.monotonic(), time.time()
     explanation, error = None, None
     try:
         with torch.set_grad_enabled(training):
             accelerate(module, inputs, settings=settings, progress=progress)
         explanation = explain(module)
         restore(module)
+        error = _problem_since(started_at)
     except (Cudal1Error, RuntimeError, ValueError, TypeError) as problem:
         error = f"{type(problem).__name__}: {problem}"
     after = observe.report().counters
@@ -78,3 +80,13 @@ def _warm(
         return after.get(counter, 0) - before.get(counter, 0)
 
     return WarmupResult(name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused"))
+
+
+def _problem_since(started_at: float) -> str | None:
+    """What `accelerate` survived but a warm-up must tell: a failure of ours, or a decision that the cache did not take."""
+    for event in observe.report().events:
+        if event.at >= started_at and event.what == "fallback":
+            return str(event.facts.get("reason"))
+        if event.at >= started_at and event.what == "not_stored":
+            return f"decided, but not stored: {event.facts.get('reason')}"
+    return None

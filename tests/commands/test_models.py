@@ -137,15 +137,13 @@ def test_warmup_exits_1_when_a_target_failed(
 ) -> None:
     asked: list[Any] = []
 
-    def warmup(names: list[str], *, settings: Any, progress: Any, training: bool, device: str) -> tuple[Result, ...]:
-        asked.append((list(names), settings.budget_s, device))
-        return (
-            Result(names[0], None if error else Explanation(target=names[0], device=device, regions=(REGION,)), error, 1.5, 2, 3),
-        )
+    def warmup(name: str, *, settings: Any, progress: Any, training: bool, device: str) -> tuple[Result, ...]:
+        asked.append((name, settings.budget_s, device))
+        return (Result(name, None if error else Explanation(target=name, device=device, regions=(REGION,)), error, 1.5, 2, 3),)
 
     stand_in(monkeypatch, warmup=warmup)
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--budget", "5"]) == code
-    assert asked == [([f"{target}:good"], 5.0, "cpu")]
+    assert asked == [(f"{target}:good", 5.0, "cpu")]
     shown = capsys.readouterr()
     assert ("failed" if error else "inductor runs: nothing beat it") in " ".join(shown.out.split())
     assert ("it broke" in shown.err) == bool(error)

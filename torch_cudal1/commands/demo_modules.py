@@ -22,11 +22,16 @@ Inputs: TypeAlias = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """One demo model: `build()` gives a module in eval mode and its inputs, on the CPU, the same at every call under one seed."""
+    """One demo model: `build()` gives a module in eval mode and its inputs, on the CPU, the same at every call under one seed.
+
+    `weight` is its share of the demo's time, `assume_finite` what its user promises.
+    """
 
     name: str
     description: str
     build: Callable[[], tuple[nn.Module, Inputs]]
+    weight: float = 1.0
+    assume_finite: bool = False
 
 
 class DiagMatmul(nn.Module):
@@ -36,12 +41,23 @@ class DiagMatmul(nn.Module):
         return torch.diag(a) @ b
 
 
-class LinearThenSum(nn.Module):
-    """Linear, then a sum over the features it made, then a scale: (128, 1024) -> (128, 1)."""
+class ConvThenSum(nn.Module):
+    """A convolution whose channels are only summed: (4, 32, 48, 48) -> (4, 1, 48, 48)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(1024, 4096)
+        self.conv = nn.Conv2d(32, 128, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x).sum(dim=1, keepdim=True))
+
+
+class LinearThenSum(nn.Module):
+    """Linear, then a sum over the features it made, then a scale: (256, 512) -> (256, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(512, 2048)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).sum(dim=1, keepdim=True) * 0.5
@@ -77,7 +93,7 @@ class GeluMlp(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """One LSTM layer and a read-out of its last step: (8, 48, 64) -> (8, 10)."""
+    """One LSTM layer and a read-out of its last step: (8, 12, 64) -> (8, 10)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,31 +102,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x)[0][:, -1])
-
-
-class UpsampleThenMean(nn.Module):
-    """Transposed 3-D convolution, a scale, then the mean over all positions: (4, 16, 8, 16, 16) -> (4, 32)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose3d(16, 32, 3, stride=2, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.up(x) * 2.0).mean(dim=(2, 3, 4))
-
-
-class SelfAttention(nn.Module):
-    """Attention with three sibling Linears over the same input: (4, 128, 256) -> the same, 4 heads."""
-
-    def __init__(self, features: int = 256, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v = (nn.Linear(features, features) for _ in range(3))
-        self.out = nn.Linear(features, features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class MinThenClamp(nn.Module):
@@ -135,41 +126,45 @@ MODELS = (
         "DiagMatmul",
         "diag(a) @ b with n = 4096 (KernelBench level 1, problem 12): a full matrix product where scaling the rows is enough.",
         lambda: (DiagMatmul().eval(), (torch.randn(4096), torch.randn(4096, 4096))),
+        weight=3.0,
+    ),
+    Model(
+        "ConvThenSum",
+        "A convolution whose 128 channels are only summed: the sum can go into the weights.",
+        lambda: _eval(ConvThenSum(), 4, 32, 48, 48),
     ),
     Model(
         "LinearThenSum",
-        "A Linear whose 4096 outputs are only summed: the sum can go into the weights.",
-        lambda: _eval(LinearThenSum(), 128, 1024),
+        "A Linear whose 2048 outputs are only summed: the sum can go into the weights, if that stays as exact.",
+        lambda: _eval(LinearThenSum(), 256, 512),
+    ),
+    Model(
+        "MinThenClamp",
+        "Always 0 for finite inputs, but NaN must stay NaN: the shortcut is not taken.",
+        lambda: _eval(MinThenClamp(), 4, 3, 8, 32, 32),
+    ),
+    Model(
+        "MinThenClampFinite",
+        "The same, with the user's promise assume_finite=True: now the shortcut is right, and taken.",
+        lambda: _eval(MinThenClamp(), 4, 3, 8, 32, 32),
+        assume_finite=True,
     ),
     Model(
         "ResidualBlock",
-        "A ResNet block in eval mode: batch normalisation can go into the convolutions.",
+        "A ResNet block in eval mode, assume_finite=True: batch normalisation can go into the convolutions.",
         lambda: _eval(ResidualBlock(), 8, 64, 28, 28),
+        assume_finite=True,
     ),
     Model(
         "TransformerEncoder",
         "torch.nn.TransformerEncoderLayer, 256 features, 4 heads, 128 positions, in eval mode.",
         lambda: _eval(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True), 4, 128, 256),
     ),
-    Model("GeluMlp", "A feed-forward block with exact GELU.", lambda: _eval(GeluMlp(), 512, 256)),
+    Model("GeluMlp", "A feed-forward block with exact GELU.", lambda: _eval(GeluMlp(), 512, 256), weight=0.7),
     Model(
         "Recurrent",
-        "An LSTM layer over 48 steps: many small operations, where overhead counts.",
-        lambda: _eval(Recurrent(), 8, 48, 64),
-    ),
-    Model(
-        "UpsampleThenMean",
-        "A transposed 3-D convolution whose output is only averaged: the mean can go before it.",
-        lambda: _eval(UpsampleThenMean(), 4, 16, 8, 16, 16),
-    ),
-    Model(
-        "SelfAttention",
-        "Attention with three sibling Linears: one wide product can do the work of three.",
-        lambda: _eval(SelfAttention(), 4, 128, 256),
-    ),
-    Model(
-        "MinThenClamp",
-        "Always 0 for finite inputs, but NaN must stay NaN: the shortcut is refused unless you say assume_finite=True.",
-        lambda: _eval(MinThenClamp(), 4, 3, 8, 32, 32),
+        "An LSTM layer over 12 steps: many small operations, where overhead counts.",
+        lambda: _eval(Recurrent(), 8, 12, 64),
+        weight=0.8,
     ),
 )

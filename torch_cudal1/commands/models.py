@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,11 +27,18 @@ _FOUND_WRONG, _USAGE = 1, 2
 
 
 def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be found."""
+    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded; the others are still done."""
     chosen = device.choose(args.device)
-    names = [name for target in args.target for name in targets.expand(target)]
+    failed: list[TargetError] = []
+    results: list[Any] = []
+    names = [name for target in args.target for name in _expanded(target, failed)]
     with screen.progress() as progress:
-        results = cudal1.warmup(names, settings=settings, progress=progress, training=args.training, device=chosen)
+        for i, name in enumerate(names):
+            part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
+            try:
+                results += cudal1.warmup(name, settings=settings, progress=part, training=args.training, device=chosen)
+            except TargetError as error:
+                failed.append(error)
     rows = [
         [
             r.target,
@@ -41,14 +49,15 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         ]
         for r in results
     ]
-    screen.table(("target", "what runs", "built", "reused", "took"), rows)
+    if rows:
+        screen.table(("target", "what runs", "judged", "reused", "took"), rows)
     for r in results:
         if r.error:
             screen.problem(f"{r.target}: {r.error}")
-    screen.json({"results": results})
+    screen.json({"results": results, "failed": [str(error) for error in failed]})
     stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
     _write_page(args, screen, "cudal1 warmup", stories, settings)
-    return _FOUND_WRONG if any(r.error for r in results) else 0
+    return _told(screen, failed) or (_FOUND_WRONG if any(r.error for r in results) else 0)
 
 
 def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -101,11 +110,7 @@ def _explained(loaded: targets.Loaded, settings: Settings, progress: ProgressCal
 def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]) -> Iterator[targets.Loaded]:
     """Load one target at a time, so that a folder of large models needs the memory of one."""
     for name in names:
-        try:
-            singles = targets.expand(name)
-        except TargetError as error:
-            failed.append(error)
-            continue
+        singles = _expanded(name, failed)
         for i, single in enumerate(singles):
             progress(single, i / len(singles) if len(singles) > 1 else None)
             try:
@@ -117,6 +122,23 @@ def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: lis
                 yield loaded
             finally:
                 del loaded
+
+
+def _expanded(name: str, failed: list[TargetError]) -> tuple[str, ...]:
+    try:
+        return targets.expand(name)
+    except TargetError as error:
+        failed.append(error)
+        return ()
+
+
+def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> ProgressCallback:
+    """Progress of one target as progress of all."""
+
+    def part(what: str, fraction: float | None) -> None:
+        progress(f"{name}: {what}" if name else what, None if fraction is None else (index + fraction) / count)
+
+    return part
 
 
 def _told(screen: Screen, failed: list[TargetError]) -> int:
