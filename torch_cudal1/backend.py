@@ -98,8 +98,10 @@ def _what_runs(choices: Sequence[Any], margin: float) -> str:
     Our own tracing must pay for itself by the margin; leaving Inductor for plain eager needs more than noise.
     """
     ours = sum(_time_us(choice) for choice in choices)
-    inductor = sum(choice.entry.evidence["baselines_us"].get("inductor", math.inf) for choice in choices)
+    inductor = sum(_inductor_us(choice) for choice in choices)
     schedules = {choice.candidate.schedule for choice in choices}
+    if not any(choice.entry.evidence["baselines_us"] for choice in choices):
+        return "inductor"  # nothing was raced: torch.compile was asked for, and torch.compile is what runs
     if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
         return "swaps" if ours * margin <= inductor else "inductor"
     return "eager" if schedules == {"eager"} and ours * _MORE_THAN_NOISE <= inductor else "inductor"
@@ -107,7 +109,17 @@ def _what_runs(choices: Sequence[Any], margin: float) -> str:
 
 def _time_us(choice: Any) -> float:
     timing = choice.entry.evidence.get("timing") or {}
-    return float(timing.get("candidate_us") or choice.entry.evidence["baselines_us"].get(choice.candidate.schedule, math.inf))
+    return float(timing.get("candidate_us") or _baseline_us(choice, choice.candidate.schedule))
+
+
+def _inductor_us(choice: Any) -> float:
+    return _baseline_us(choice, "inductor")
+
+
+def _baseline_us(choice: Any, schedule: str) -> float:
+    """Microseconds of a baseline; 0 for a graph that was not raced, which Inductor keeps on either path."""
+    raced = choice.entry.evidence["baselines_us"]
+    return float(raced.get(schedule, math.inf)) if raced else 0.0
 
 
 def _own_path(

@@ -9,6 +9,7 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ import torch
 from torch_cudal1 import judge, kernels, observe
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.graph.partition import Island, partition, splice
-from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.graph.propose import Variant, rewritten
 from torch_cudal1.machine import contract_for, target_for
+from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Contract, Entry, Region, Rejected, Schedule, Target
 from torch_cudal1.settings import Settings
@@ -101,14 +103,19 @@ def tune(
 ) -> Entry:
     """Race the baselines, then judge candidates (`known` ones first) until they or the budget run out. The entry is not yet stored.
 
-    A candidate that fails costs itself only; the reasons are in `tried`.
+    A candidate that fails costs itself only; the reasons are in `tried`. A training graph without a candidate is not raced: its
+    baseline is a part of the whole step, which is measured end to end.
     """
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
+    variant = rewritten(region, assume_finite=place.contract.assume_finite) if region.granularity == "whole" else None
+    if (region.kind != "inference" or is_random_program(region.program)) and variant is None and not known:
+        schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
+        return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     best, tried = _Best(ranking.best, None), []
-    for candidate in (*known, *_candidates(region, place, ranking, job, deadline)):
+    for candidate in itertools.chain(known, _candidates(region, variant, place, ranking, job, deadline)):
         if isinstance(candidate, Rejected):
             tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
             continue
@@ -120,6 +127,10 @@ def tune(
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
     say("decided", 1.0)
+    return _entry(region, place, best, ranking, tried)
+
+
+def _entry(region: Region, place: Place, best: _Best, ranking: judge.Ranking | None, tried: Sequence[Mapping[str, Any]]) -> Entry:
     return Entry(
         region_key=region.key,
         region_name=region.name,
@@ -149,14 +160,14 @@ class _Best:
         return _Best(judgement.candidate, judgement)
 
 
-def _evidence(region: Region, best: _Best, ranking: judge.Ranking) -> dict[str, Any]:
-    proof = judge.evidence(best.judgement, ranking) if best.judgement else {"timing": None, "checks": []}
+def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dict[str, Any]:
+    proof = judge.evidence(best.judgement, ranking) if best.judgement and ranking else {"timing": None, "checks": []}
     return {
         **proof,
         "kind": region.kind,
         "granularity": region.granularity,
-        "baselines_us": dict(ranking.medians_us),
-        "baseline_failures": dict(ranking.failures),
+        "baselines_us": dict(ranking.medians_us) if ranking else {},
+        "baseline_failures": dict(ranking.failures) if ranking else {},
     }
 
 
@@ -204,18 +215,16 @@ def _fastest_first(ranking: judge.Ranking) -> list[Schedule]:
 
 def _candidates(
     region: Region,
+    variant: Variant | None,
     place: Place,
     ranking: judge.Ranking,
     job: judge.Job,
     deadline: float,
 ) -> Iterator[Candidate | Rejected]:
-    """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands. An island has neither."""
-    if region.granularity == "island":
-        return
-    variant = rewritten(region, assume_finite=place.contract.assume_finite)
+    """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands, for inference."""
     if variant is not None:
         yield from compose([(variant.program, variant.techniques)], _fastest_first(ranking))
-    if place.device.type != "cuda":
+    if place.device.type != "cuda" or region.kind != "inference" or region.granularity != "whole":
         return
     base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
     replaced, refused = _island_kernels(base, place, job, deadline)
