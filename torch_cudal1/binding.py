@@ -51,11 +51,13 @@ class Bound:
 class Unbound:
     """The module's own forward runs, and why.
 
-    `missed`: nothing is known yet, so a later warm-up may change that. `earlier`: what served the module before it changed.
+    `missed`: nothing is known yet, so a later warm-up may change that. After a change of the module, `guard` is what this was
+    decided for (None: for good) and `earlier` what served the module before.
     """
 
     reason: str
     choices: tuple[Choice, ...] = ()
+    guard: Any = None
     missed: bool = False
     earlier: Bound | None = None
 

@@ -55,10 +55,10 @@ def accelerate(
     if not chosen.enabled:
         return module
     dispatcher = Dispatcher(module, chosen)
-    module._compiled_call_impl = dispatcher
-    if example_inputs is not None:
+    if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
         args, kwargs = _arguments(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
+    module._compiled_call_impl = dispatcher
     return module
 
 
@@ -125,7 +125,7 @@ class Dispatcher:
         bound = self.bindings.get(self._key(signature))
         if isinstance(bound, Bound) and bound.guard.holds():
             return bound.call(args, kwargs)
-        if not isinstance(bound, Unbound) or bound.earlier is not None:
+        if not isinstance(bound, Unbound) or bound.guard is not None:
             bound = self._decide(signature, args, kwargs)
             if isinstance(bound, Bound):
                 return bound.call(args, kwargs)
@@ -146,7 +146,8 @@ class Dispatcher:
     def _know_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Which devices' switches (autocast, TF32, ...) are part of a key. What was bound under others is forgotten."""
         tensors = [*self._module.parameters(), *self._module.buffers(), *pytree.tree_leaves((args, kwargs))]
-        types = tuple(sorted({tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)})) or ("cpu",)
+        found = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
+        types = tuple(sorted(found & {"cpu", "cuda"})) or ("cpu",)  # nothing is bound on other devices
         if types != self._device_types:
             self._device_types = types
             self.bindings.clear()
@@ -164,11 +165,12 @@ class Dispatcher:
             known = self.bindings.get(key)
             if known is None:
                 return self._first_met(key, args, kwargs)
-            if isinstance(known, Bound):
-                return known if known.guard.holds() else self._changed(key, known, args, kwargs)
-            if known.earlier is not None and known.earlier.guard.holds():
+            if known.guard is None or known.guard.holds():
+                return known
+            if isinstance(known, Unbound) and known.earlier is not None and known.earlier.guard.holds():
                 self.bindings[key] = known.earlier
-            return self.bindings[key]
+                return known.earlier
+            return self._changed(key, known, args, kwargs)
         finally:
             self._binding.release()
 
@@ -180,23 +182,25 @@ class Dispatcher:
             return Unbound("not seen before", missed=True)
         return self._look_up(args, kwargs)
 
-    def _changed(self, key: Any, old: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """The module is not as it was bound. A change that lasts is bound; one that does not (`functional_call`, a passing hook)
-        costs a few calls of the module's own forward, and the old binding serves again as soon as it holds.
+    def _changed(self, key: Any, old: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+        """The module is not what `old` was decided for.
+
+        A change that lasts is bound; one that does not (`functional_call`, a passing hook) costs a few calls of the module's own
+        forward, and the old binding serves again as soon as it holds.
         """
         change = self._changes.setdefault(key, _Change())
         change.calls += 1
-        if change.now is not None and change.now.holds() and change.rebound < _MAX_REBINDS:
+        now, change.now = change.now, None
+        if now is not None and now.holds() and change.rebound < _MAX_REBINDS:
             observe.record("swap", "rebound", why=old.guard.why())
-            change.calls, change.now, change.rebound = 0, None, change.rebound + 1
+            change.calls, change.rebound = 0, change.rebound + 1
             bound = self._look_up(args, kwargs)
-            if isinstance(bound, Unbound) and old.weights == weights_of(self._module):  # else `old` would keep old weights alive
-                bound = self.bindings[key] = replace(bound, earlier=old)
+            if isinstance(bound, Unbound):  # not for good: the module may change again, or back
+                bound = self.bindings[key] = replace(bound, guard=now, earlier=_still_of(self._module, old))
             return bound
-        change.now = None
         if change.calls & (change.calls - 1) == 0:  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
-            now = guard.bind(self._module)
-            change.now = now if isinstance(now, ModuleGuard) else None
+            found = guard.bind(self._module)
+            change.now = found if isinstance(found, ModuleGuard) else None
         return Unbound("the module changed since it was bound", missed=True)
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
@@ -222,6 +226,12 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  the wrapper's door: a user's call must not fail because of us
             observe.fallback("bind", error, strictness=settings.strictness)
             return Unbound(f"{type(error).__name__}: {error}")
+
+
+def _still_of(module: torch.nn.Module, old: Bound | Unbound) -> Bound | None:
+    """The binding that may serve again when the module changes back; None if that would keep replaced weights alive."""
+    bound = old if isinstance(old, Bound) else old.earlier
+    return bound if bound is not None and bound.weights == weights_of(module) else None
 
 
 def _saving_is_watched() -> bool:

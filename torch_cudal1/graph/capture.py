@@ -7,7 +7,8 @@ callables put in. Both partition a joint graph by the same rule, so the graphs t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -71,9 +72,8 @@ def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGra
         return forward, backward
 
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
-    mode = detect_fake_mode(list(inputs)) or FakeTensorMode()
     try:
-        with tracing(TracingContext(mode)):
+        with _mode_of(inputs) as mode, tracing(TracingContext(mode)):
             _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
@@ -87,9 +87,24 @@ def compile_with(module: torch.nn.Module, inputs: Sequence[Any], compiler: Graph
     """
     if TracingContext.try_get() is not None:
         return cast(Callable[..., Any], _trace(module, inputs, compiler, _partition))
-    mode = FakeTensorMode()
-    with tracing(TracingContext(mode)):
+    with _mode_of(()) as mode, tracing(TracingContext(mode)):
         return cast(Callable[..., Any], _trace(module, _fake(inputs, mode), compiler, _partition))
+
+
+@contextmanager
+def _mode_of(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
+    """The fake mode of the inputs, or one of our own.
+
+    A mode keeps weak references to the weights for as long as anything fake lives, and `torch.utils.swap_tensors` refuses weights
+    that have one: ours lets go of them.
+    """
+    given = detect_fake_mode(list(inputs))
+    mode = given or FakeTensorMode()
+    try:
+        yield mode
+    finally:
+        if given is None:
+            mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
 def _own_copy(module: torch.nn.Module) -> torch.nn.Module:
