@@ -6,7 +6,6 @@ and why). Looking up signatures at call time is `module`'s work.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.swap import swap_all
 from torch_cudal1.judge import timing
 from torch_cudal1.machine import device_of
-from torch_cudal1.pipeline import Choice, Place, Progress, choose, place_for
+from torch_cudal1.pipeline import Choice, Place, Progress, choose, end_to_end_name, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
@@ -57,8 +56,8 @@ class Unbound:
 
     reason: str
     choices: tuple[Choice, ...] = ()
-    guard: Any = None
     missed: bool = False
+    guard: Any = None
     earlier: Bound | None = None
 
 
@@ -86,15 +85,19 @@ def bind(
     )
     if any(choice.entry is None for choice in choices):
         return Unbound(next(choice.reason for choice in choices if choice.entry is None), choices, missed=True)
-    contenders = _contenders(module, flat, choices, place, held)
-    if not contenders:
+    builders = _contenders(module, flat, choices, place, held)
+    if not builders:
         return Unbound("eager is the fastest baseline and nothing beat it", choices)
-    written = {name for graph in graphs for name in graph.writes}
-    winner, note = _end_to_end(_Trial(module, flat, written, len(graphs) > 1), contenders, choices, place)
+    settled = _settled(builders, choices, place)
+    if settled is None:
+        written = {name for graph in graphs for name in graph.writes}
+        trial = _Trial(module, flat, written, len(graphs) > 1)
+        settled = _end_to_end(trial, {label: build() for label, build in builders.items()}, choices, place)
+    if settled.winner == "eager":
+        return Unbound(settled.note, choices)
+    call = settled.call or builders[settled.winner]()
     flat.release()
-    if winner == "eager":
-        return Unbound(note, choices)
-    return Bound(contenders[winner], held, choices, note, weights_of(module))
+    return Bound(call, held, choices, settled.note, weights_of(module))
 
 
 def weights_of(module: torch.nn.Module) -> frozenset[int]:
@@ -146,21 +149,35 @@ def _named(flat: Flat) -> dict[str, torch.Tensor]:
 
 def _contenders(
     module: torch.nn.Module, flat: Flat, choices: tuple[Choice, ...], place: Place, held: guard.ModuleGuard
-) -> dict[str, Call]:
-    """What may run instead of the module's own forward. Training without a swap is left to torch.compile as a whole."""
+) -> dict[str, Callable[[], Call]]:
+    """Builders of what may run instead of the module's own forward: the choices graph by graph; in training torch.compile too."""
     training = len(choices) > 1
-    if not any(choice.swapped for choice in choices):
-        if training:
-            compiled = torch.compile(module._call_impl)
-            return {"torch.compile": lambda args, kwargs: compiled(*args, **kwargs)}
-        if choices[0].candidate.schedule == "eager":
-            return {}
-    chosen = [(choice.region, choice.candidate) for choice in choices]
-    compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
-    call = flat.caller(compile_with(flat, flat.tensors, compiler))
-    if training and not any(is_random_program(choice.region.program) for choice in choices):
-        call = differentiable_twice(call, module, held)
-    return {"cudal1": call}
+    random = any(is_random_program(choice.region.program) for choice in choices)
+
+    def whole_step() -> Call:
+        # Inductor's own random numbers would not be eager's; asked to, it draws from eager's generator.
+        compiled = torch.compile(module._call_impl, options={"fallback_random": True} if random else None)
+        return lambda args, kwargs: compiled(*args, **kwargs)
+
+    def graph_by_graph() -> Call:
+        chosen = [(choice.region, choice.candidate) for choice in choices]
+        compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
+        call = flat.caller(compile_with(flat, flat.tensors, compiler))
+        return differentiable_twice(call, module, held) if training and not random else call
+
+    found = {"torch.compile": whole_step} if training else {}
+    if any(choice.swapped for choice in choices) or not (training or choices[0].candidate.schedule == "eager"):
+        found["cudal1"] = graph_by_graph
+    return found
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """What won end to end, a sentence about it, and its callable if it was built to be measured."""
+
+    winner: str
+    note: str
+    call: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -210,24 +227,30 @@ class _Trial:
         return step
 
 
-def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Choice, ...], place: Place) -> tuple[str, str]:
+def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
+    """The end-to-end decision of an earlier process for these very candidates, if there is one."""
+    known = place.cache.get_alias(end_to_end_name(choices), place.target, place.contract)
+    if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
+        return None
+    winner = str(known.get("winner"))
+    return _Settled(winner, str(known.get("note"))) if winner == "eager" or winner in builders else None
+
+
+def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Choice, ...], place: Place) -> _Settled:
     """The whole call, in this process: a contender stays only if it beats the module's own forward. The cache remembers."""
-    name = hashlib.sha256("|".join(["end to end", *(choice.region.key for choice in choices)]).encode()).hexdigest()
-    known = place.cache.get_alias(name, place.target, place.contract)
-    runs = [choice.candidate.digest for choice in choices]
-    if isinstance(known, dict) and known.get("candidates") == runs and known.get("winner") in (*contenders, "eager"):
-        return str(known["winner"]), str(known["note"])
-    winner, note = "eager", ""
+    winner, notes, best = "eager", [], 1.0
     with trial.arguments(place.device) as (args, kwargs):
         for label, call in contenders.items():
             result = trial.against_own(call, args, kwargs, place)
-            observe.record("judge", "end_to_end", name, contender=label, speedup=result.speedup, low=result.low, high=result.high)
-            note = f"end to end {label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}] of the module's own forward"
-            if result.low >= 1.0:
-                winner = label
-    note = note if winner != "eager" else f"undone: {note}"
-    place.cache.put_alias(name, {"winner": winner, "note": note, "candidates": runs}, place.target, place.contract)
-    return winner, note
+            facts = {"contender": label, "speedup": result.speedup, "low": result.low, "high": result.high}
+            observe.record("judge", "end_to_end", choices[0].region.key, **facts)
+            notes.append(f"{label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]")
+            if result.low >= 1.0 and result.speedup > best:
+                winner, best = label, result.speedup
+    note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward"
+    decided = {"winner": winner, "note": note, "candidates": [choice.candidate.digest for choice in choices]}
+    place.cache.put_alias(end_to_end_name(choices), decided, place.target, place.contract)
+    return _Settled(winner, note, contenders.get(winner))
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:

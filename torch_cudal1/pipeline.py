@@ -9,6 +9,7 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from torch_cudal1.source.cache import LocalCache, NotStored
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
-__all__ = ["Choice", "Place", "Progress", "choose", "place_for", "tune"]
+__all__ = ["Choice", "Place", "Progress", "choose", "end_to_end_name", "place_for", "tune"]
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
@@ -273,6 +274,11 @@ def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candida
         failure = verdict.failure
         reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
     return None, reasons
+
+
+def end_to_end_name(choices: Sequence[Choice]) -> str:
+    """The name under which the cache remembers how the whole call of a model with these regions was measured."""
+    return hashlib.sha256("|".join(["end to end", *(choice.region.key for choice in choices)]).encode()).hexdigest()
 
 
 def _quiet(what: str, fraction: float | None) -> None:
