@@ -73,7 +73,7 @@ def _compile(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, opti
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
     if any(choice.entry is None for choice in choices):
         return _inductor(gm, inputs, options)
-    runs = _what_runs(choices, settings.margin)
+    runs = _measured_step(choices, place) or _what_runs(choices, settings.margin)
     if runs == "swaps":
         return _own_path(gm, inputs, choices, place, options)
     if name:
@@ -90,6 +90,16 @@ def _regions(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | str:
         return [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in capture(gm, inputs)]
     except NotLowerableError as problem:
         return problem.reason
+
+
+def _measured_step(choices: Sequence[Any], place: Any) -> str:
+    """What won when `accelerate` measured this very training step as a whole; "" if it never did."""
+    from torch_cudal1.pipeline import end_to_end_name
+
+    known = place.cache.get_alias(end_to_end_name(choices), place.target, place.contract) if len(choices) > 1 else None
+    if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
+        return ""
+    return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(str(known.get("winner")), "")
 
 
 def _what_runs(choices: Sequence[Any], margin: float) -> str:
