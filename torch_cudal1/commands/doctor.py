@@ -155,7 +155,7 @@ def _nvcc() -> Finding:
 def _cache(folder: Path) -> Finding:
     entries = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
     used = sum(path.stat().st_size for path in entries)
-    what = f"{folder}: {len(entries)} entries, {text.size(used)}"
+    what = f"{folder}: {text.counted(len(entries), 'entry', 'entries')}, {text.size(used)}"
     try:
         nearest = next(p for p in (folder, *folder.parents) if p.exists())
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".cudal1-probe-"):

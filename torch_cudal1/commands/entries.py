@@ -37,7 +37,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     ]
     if rows:
         screen.table(("key", "region", "judged on", "runs", "at least", "precision", "size", "made"), rows)
-    screen.line(f"{len(rows)} entries in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
+    screen.line(f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
     screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f) for f in whole], "broken": _broken_json(found)})
     return 0
 
@@ -65,7 +65,8 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if broken:
         screen.table(("broken file", "why"), [[str(b.path), b.reason] for b in broken])
     screen.line(
-        f"{whole} entries are whole, {len(broken)} files are broken" + (": `cudal1 purge --broken --yes`" if broken else "")
+        f"whole: {text.counted(whole, 'entry', 'entries')}; broken: {text.counted(len(broken), 'file')}"
+        + (": `cudal1 purge --broken --yes`" if broken else "")
     )
     screen.json({"whole": whole, "broken": [{"path": b.path, "reason": b.reason} for b in broken]})
     return 1 if broken else 0
@@ -84,14 +85,15 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         found = list(cache.entries())
         doomed = [f for f in found if everything or isinstance(f, Broken) or named(f.entry)]
         screen.line("\n".join(str(f.path) for f in doomed))
-        screen.line(f"{len(doomed)} files would be deleted (broken ones always are); add --yes to do it")
+        screen.line(f"{text.counted(len(doomed), 'file')} would be deleted (broken ones always are); add --yes to do it")
         screen.json({"would_delete": [f.path for f in doomed], "deleted": []})
         return 0
     done = cache.purge(None if everything else named)
     for failed in done.failed:
         screen.problem(f"{failed.path} stays: {failed.reason}")
     screen.line(
-        f"{len(done.entries)} entries, {len(done.aliases)} aliases, {len(done.leftovers)} leftovers deleted from {cache.root}"
+        f"deleted from {cache.root}: {text.counted(len(done.entries), 'entry', 'entries')}, "
+        f"{text.counted(len(done.aliases), 'alias', 'aliases')}, {text.counted(len(done.leftovers), 'leftover')}"
     )
     screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers]})
     return 1 if done.failed else 0
@@ -137,7 +139,7 @@ def _matching(settings: Settings, start: str) -> list[Found]:
 
 
 def _broken_note(count: int) -> str:
-    return f"; {count} files cannot be read (see `cudal1 verify`)" if count else ""
+    return f"; {text.counted(count, 'file')} cannot be read (see `cudal1 verify`)" if count else ""
 
 
 def _broken_json(found: list[Found | Broken]) -> list[dict[str, Any]]:

@@ -94,7 +94,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     _write_page(args, screen, "cudal1 explain", [page.Story(explanation=one) for one in made], settings)
     code = _told(screen, failed)
     if not code and args.fail_on_miss and missed:
-        screen.problem(f"{missed} regions had no stored decision; run `cudal1 warmup TARGET` on this machine")
+        screen.problem(f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine")
         return _FOUND_WRONG
     return code
 

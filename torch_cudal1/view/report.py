@@ -11,8 +11,7 @@ __all__ = ["show_explanation", "show_plan"]
 
 def show_explanation(screen: Screen, explanation: Explanation) -> None:
     """Regions, what was tried, what was left out, and the whole model's times if they were measured."""
-    count = len(explanation.regions)
-    screen.line(f"{explanation.target} on {explanation.device}: {count} region{'' if count == 1 else 's'}")
+    screen.line(f"{explanation.target} on {explanation.device}: {text.counted(len(explanation.regions), 'region')}")
     if explanation.regions:
         columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
         screen.table(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch_cudal1.explanation import Interval
 
-__all__ = ["ABSENT", "brief", "clean", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
+__all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
 
 ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
 
@@ -26,6 +26,11 @@ def speedup(value: Interval | float | None) -> str:
     if isinstance(value, Interval):
         return f"{_times(value.value)} [{_number(value.low)}, {_number(value.high)}]"
     return _times(value)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 region", "2 regions", "0 entries"; `many` where it is not just an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def ratio(value: float | None) -> str:
