@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "watched": (),
     "watch": ("watched",),
     "guard": ("errors", "native", "watch", "watched"),
-    "double_backward": ("guard",),
+    "double_backward": ("flat", "guard"),
     "flat": ("errors",),
     "program": ("errors", "observe", "records"),
     "records": ("program",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch_cudal1 import guard, observe
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.flat import Flat, python_random_kept, stand_in
+from torch_cudal1.flat import Call, Flat, keeping_versions, python_random_kept, stand_in
 from torch_cudal1.graph.capture import CapturedGraph, capture, compile_with
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.swap import swap_all
@@ -29,8 +29,6 @@ from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 
 __all__ = ["Bound", "Unbound", "bind", "captured_regions", "weights_of"]
-
-Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
 
 _GATE_BUDGET_S = 3.0
 
@@ -157,12 +155,14 @@ def _contenders(
     def whole_step() -> Call:
         # Inductor's own random numbers would not be eager's; asked to, it draws from eager's generator.
         compiled = torch.compile(module._call_impl, options={"fallback_random": True} if random else None)
-        return lambda args, kwargs: compiled(*args, **kwargs)
+        return twice(lambda args, kwargs: compiled(*args, **kwargs))
 
     def graph_by_graph() -> Call:
         chosen = [(choice.region, choice.candidate) for choice in choices]
         compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
-        call = flat.caller(compile_with(flat, flat.tensors, compiler))
+        return twice(keeping_versions(flat.caller(compile_with(flat, flat.tensors, compiler)), module))
+
+    def twice(call: Call) -> Call:
         return differentiable_twice(call, module, held) if training and not random else call
 
     found = {"torch.compile": whole_step} if training else {}

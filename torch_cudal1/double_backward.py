@@ -7,19 +7,18 @@ module again and differentiates that; the compiled gradients are thrown away. An
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
+from torch_cudal1.flat import Call, stand_in
 from torch_cudal1.guard import ModuleGuard
 
 __all__ = ["differentiable_twice"]
-
-Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard) -> Call:
@@ -44,8 +43,7 @@ def differentiable_twice(call: Call, module: torch.nn.Module, held: ModuleGuard)
                     return None
                 if not held.holds():
                     raise RuntimeError(f"the module changed since its forward ({held.why()}); differentiate before changing it")
-                with _as_at_forward(module, autocast):
-                    again = pytree.tree_leaves(module._call_impl(*args, **kwargs))
+                again = pytree.tree_leaves(_again(module, autocast)(*args, **kwargs))
                 pairs = [(again[number], grad_outputs[place]) for number, place in places if grad_outputs[place] is not None]
                 return _gradients(pairs, backward.next_functions)
 
@@ -66,15 +64,17 @@ def _gradients(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], edges: Sequen
     return tuple(None if node is None else next(found) for node, _ in edges)
 
 
-@contextmanager
-def _as_at_forward(module: torch.nn.Module, autocast: Sequence[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
-    """The autocast mode of the forward, and buffers as they are now once the body is through."""
-    before = [(buffer, buffer.detach().clone(), buffer._version) for buffer in module.buffers()]
-    with ExitStack() as stack:
-        for kind, enabled, dtype in autocast:
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-        yield
-    with torch.no_grad():
-        for buffer, value, version in before:
-            if buffer._version != version:
-                buffer.copy_(value)
+def _again(module: torch.nn.Module, autocast: Sequence[tuple[str, bool, torch.dtype]]) -> Any:
+    """A callable like the module in the autocast mode of the forward, on the same weights; buffers are copies: none is written."""
+    copied = stand_in(module)
+    for part in copied.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.detach().clone()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for kind, enabled, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            return copied._call_impl(*args, **kwargs)
+
+    return run

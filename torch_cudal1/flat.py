@@ -12,15 +12,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.errors import NotLowerableError
 
-__all__ = ["Flat", "python_random_kept", "stand_in"]
+__all__ = ["Call", "Flat", "keeping_versions", "python_random_kept", "stand_in"]
 
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
 _PLAIN = (bool, int, float, str)
 _SHARED = (ModuleType, torch.Generator, torch.Stream, torch.Event)  # no copy of these exists, and tracing does not change them
 
@@ -78,7 +81,7 @@ class Flat(torch.nn.Module):
         """Let go of the example tensors: what AOTAutograd returns holds on to this module for as long as it is used."""
         self.tensors, self._plain = [], []
 
-    def caller(self, compiled: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    def caller(self, compiled: Callable[..., Any]) -> Call:
         """A callable with the module's own calling convention around `compiled`, which takes and returns flat tensors.
 
         To be asked for after tracing; it keeps neither the example tensors nor the module.
@@ -97,6 +100,20 @@ class Flat(torch.nn.Module):
             return results[0] if single else unflatten(results)
 
         return call
+
+
+def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
+    """`call` without a new version of batch norm statistics: eager writes them without one, and its graphs check for that."""
+    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
+    statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    if not statistics:
+        return call
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _unsafe_preserve_version_counter(tuple(statistics)):
+            return call(args, kwargs)
+
+    return run
 
 
 def stand_in(module: torch.nn.Module) -> torch.nn.Module:
