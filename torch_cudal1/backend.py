@@ -40,17 +40,27 @@ def cudal1(
     if not settings.enabled:
         observe.record("capture", "switched_off")
         return _inductor(gm, example_inputs, inductor_options)
-    pristine = copy.deepcopy(gm)  # tracing may edit the graph; the fallback needs it as it came
     try:
-        return _compile(gm, example_inputs, settings, inductor_options)
+        ours = _ours(gm, example_inputs, settings, inductor_options)
     except CacheMissError:
         raise
-    except Exception as error:  # noqa: BLE001  the backend's door: whatever fails inside, the user gets Inductor and the reason
+    except Exception as error:  # the backend's door: whatever fails inside, the user gets Inductor and the reason
+        if _is_control_flow(error):
+            raise
         observe.fallback("backend", error, strictness=settings.strictness)
-        return _inductor(pristine, example_inputs, inductor_options)
+        ours = None
+    return ours or _inductor(gm, example_inputs, inductor_options)
 
 
-def _compile(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any]:
+def _is_control_flow(error: Exception) -> bool:
+    """Whether this is Dynamo talking to itself, such as "start over with this number as a tensor"."""
+    from torch._dynamo.exc import TorchDynamoException  # loads Triton, so only where something was raised
+
+    return isinstance(error, TorchDynamoException)
+
+
+def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
+    """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself is only read."""
     from torch_cudal1.graph.capture import is_dynamic
     from torch_cudal1.graph.identity import Unnamed, graph_digest
     from torch_cudal1.machine import device_of
@@ -58,27 +68,27 @@ def _compile(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, opti
 
     if is_dynamic(inputs):
         observe.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
-        return _inductor(gm, inputs, options)
+        return None
     place = place_for(device_of(list(inputs)), settings)
     digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
     name = None if isinstance(digest, Unnamed) else digest
     known = place.cache.get_alias(name, place.target, place.contract) if name else None
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager"):
         observe.count("graphs_remembered")
-        return gm.forward if known["runs"] == "eager" else _inductor(gm, inputs, options)
+        return gm.forward if known["runs"] == "eager" else None
     lowered = _regions(gm, inputs)
     if isinstance(lowered, str):
         observe.record("capture", "left_out", reason=lowered)
-        return _inductor(gm, inputs, options)
+        return None
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
     if any(choice.entry is None for choice in choices):
-        return _inductor(gm, inputs, options)
+        return None
     runs = _measured_step(choices, place) or _what_runs(choices, settings.margin)
     if runs == "swaps":
         return _own_path(gm, inputs, choices, place, options)
     if name:
         place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
-    return gm.forward if runs == "eager" else _inductor(gm, inputs, options)
+    return gm.forward if runs == "eager" else None
 
 
 def _regions(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | str:
@@ -142,7 +152,8 @@ def _own_path(
     for choice in choices:
         observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
     chosen = [(choice.region, choice.candidate) for choice in choices]
-    return compile_with(gm, inputs, swap_all(chosen, place.device, strictness=place.settings.strictness, options=options))
+    compiler = swap_all(chosen, place.device, strictness=place.settings.strictness, options=options)
+    return compile_with(copy.deepcopy(gm), inputs, compiler)  # tracing may edit the graph; the fallback needs it as it came
 
 
 def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
