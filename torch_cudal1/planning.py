@@ -18,14 +18,12 @@ from torch_cudal1.graph.partition import partition
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Place, place_for
-from torch_cudal1.program.cost import Roofline, estimate
+from torch_cudal1.program.cost import ROOFLINES, Roofline, estimate
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 
 __all__ = ["plan"]
 
-# Rough ceilings: only ratios of estimates are shown, and both sides of a ratio use the same one.
-_ROOFLINES = {"cpu": Roofline(1e11, 2e10), "cuda": Roofline(5e13, 3e12)}
 _LEAST_GAIN = 1.05  # below this a plan row promises nothing: the judge would refuse it
 
 
@@ -62,7 +60,7 @@ def plan(module: torch.nn.Module, inputs: Any, settings: Settings | None = None,
 
 
 def _rows(regions: tuple[Region, ...], place: Place, sm: int) -> list[PlanRow]:
-    roofline = _ROOFLINES[place.device.type]
+    roofline = ROOFLINES[place.device.type]
     seconds = {region.key: roofline.seconds(estimate(region.program)) for region in regions}
     total = sum(seconds.values()) or 1.0
     rows = []

@@ -5,57 +5,63 @@ A roofline estimate for planning and for limits; it runs nothing and knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import prepare, skip_launch
-from torch_cudal1.program.model import Program, TensorSpec, step_outs
+from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["Cost", "Roofline", "estimate"]
+__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Lower bounds of a Program: FLOPs of its products and convolutions, and bytes with and without fusion.
+    """Lower bounds of a Program: FLOPs of its products and convolutions, bytes with and without fusion, and steps that compute.
 
-    `moved_bytes`: every step reads its operands and writes its results (eager). `least_bytes`: inputs once, outputs once.
+    `moved_bytes`: every step reads its operands and writes its results (eager). `least_bytes`: inputs once, outputs once. A view
+    moves nothing and counts as no step.
     """
 
     flops: float
     moved_bytes: int
     least_bytes: int
+    steps: int
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A device's ceilings, for a rough estimate only: FLOP/s of the precision in use and bytes/s of its memory."""
+    """A device's ceilings, for a rough estimate only: FLOP/s of fp32, bytes/s of its memory, seconds a step costs to start."""
 
     flops_per_s: float
     bytes_per_s: float
+    step_s: float
 
     def seconds(self, cost: Cost) -> float:
-        """Time no implementation that materialises every step can beat."""
-        return max(cost.flops / self.flops_per_s, cost.moved_bytes / self.bytes_per_s)
+        """Estimated time of running step by step."""
+        return cost.flops / self.flops_per_s + cost.moved_bytes / self.bytes_per_s + cost.steps * self.step_s
+
+
+# Orders of magnitude: only ratios of two estimates are ever used, and both sides of a ratio take the same line.
+ROOFLINES = {"cpu": Roofline(1e11, 2e10, 2e-6), "cuda": Roofline(5e13, 4e12, 4e-6)}
 
 
 def estimate(program: Program) -> Cost:
     """The cost of `program`. Shapes come from fake tensors: nothing is allocated."""
     specs = value_specs(program)
-    moved = sum(specs[index].size_bytes for index in _traffic(program) if index in specs)
+    working = [step for step in program.steps if not _is_view(step)]
+    moved = sum(specs[i].size_bytes for step in working for i in (*used_values(step), *step_outs(step)) if i in specs)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
-    return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends))
+    return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends), len(working))
 
 
-def _traffic(program: Program) -> Iterator[int]:
-    for step in program.steps:
-        yield from used_values(step)
-        yield from step_outs(step)
+def _is_view(step: Step) -> bool:
+    return isinstance(step, Aten) and any(result.alias_info is not None for result in overload(step.target)._schema.returns)
 
 
 def _flops(program: Program) -> float:
