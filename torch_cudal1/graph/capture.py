@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 import torch.fx as fx
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -120,16 +121,18 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompil
 
         return compile_graph
 
-    return aot_module_simplified(
-        module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
-        list(inputs),
-        fw_compiler=of("forward"),
-        bw_compiler=of("backward"),
-        inference_compiler=of("inference"),
-        partition_fn=partition,
-        decompositions={},
-        keep_inference_input_mutations=False,
-    )
+    # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must not make us share Inductor's.
+    with functorch_config.patch(force_autograd_cache=False):
+        return aot_module_simplified(
+            module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
+            list(inputs),
+            fw_compiler=of("forward"),
+            bw_compiler=of("backward"),
+            inference_compiler=of("inference"),
+            partition_fn=partition,
+            decompositions={},
+            keep_inference_input_mutations=False,
+        )
 
 
 def _partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
