@@ -1,0 +1,253 @@
+"""What the machine and the user may do to us: damaged or foreign entries, caches that cannot be written, Ctrl-C in a search.
+
+The answer is always the module's own, with the reason told; the disk holds whole files or none; no process is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torch_cudal1
+from tests.entries import Runs, count_runs, entry_for, plant, shifted
+from torch_cudal1 import observe
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.pipeline import place_for
+from torch_cudal1.program.model import Aten, Value
+from torch_cudal1.records import Candidate
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.cache import LocalCache
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch.manual_seed(0)
+    observe.reset()
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return count_runs(monkeypatch)
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(3, 8)
+
+
+def entry_file(cache: Path) -> Path:
+    (found,) = cache.rglob("*.safetensors")
+    return found
+
+
+# --- entries on the disk
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "one bit": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+    "longer": lambda data: data + b"x",
+    "text": lambda data: b"not a kernel",
+    "absurd header length": lambda data: (2**63).to_bytes(8, "little") + data[8:],
+    "header of another kind": lambda data: (2).to_bytes(8, "little") + b"{}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_is_a_miss_and_the_module_runs_as_it_is(damage, net, x, runs, tmp_path):
+    plant(net, x, tmp_path, change=shifted)
+    path = entry_file(tmp_path)
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
+    assert torch.equal(net(x), net._call_impl(x))
+    assert runs.total == 0
+    assert observe.report().counters["resolve.miss"] == 1
+    assert observe.report().counters.get("fallbacks", 0) == 0
+
+
+def test_an_entry_that_is_a_folder_or_unreadable_is_a_miss(net, x, runs, tmp_path):
+    plant(net, x, tmp_path, change=shifted)
+    path = entry_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
+    assert torch.equal(net(x), net._call_impl(x))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"body": 3}', "null"])
+def test_a_damaged_note_about_the_whole_call_is_measured_again(text, net, x, tmp_path):
+    plant(net, x, tmp_path)
+    (alias,) = tmp_path.rglob("*.json")
+    alias.write_text(text)
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
+    assert observe.report().counters["judge.end_to_end"] == 1
+    assert torch.equal(net(x), net._call_impl(x))
+
+
+def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
+    (region,) = captured_regions(net, (x,))
+    settings = Settings(cache_dir=tmp_path)
+    place = place_for(torch.device("cpu"), settings)
+    entry = entry_for(region, Candidate(shifted(region.program), "eager", "rewrites", ("planted",)), settings)
+    place.cache.put(replace(entry, target=replace(entry.target, torch="2.0.0", sku="another CPU")))
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
+    assert torch.equal(net(x), net._call_impl(x))
+    assert runs.total == 0
+    assert "not re-validated yet" in str(observe.report())
+
+
+WRONG_PROGRAMS = {
+    "an operator that does not exist": lambda program: replace(
+        program, steps=(*program.steps, Aten("aten.no_such_op.default", (Value(0),), (), (program.value_count,)))
+    ),
+    "an operator that writes": lambda program: replace(
+        program, steps=(*program.steps, Aten("aten.add_.Scalar", (Value(0), 1), (), (program.value_count,)))
+    ),
+    "too few arguments": lambda program: replace(
+        program, steps=(*program.steps, Aten("aten.mm.default", (Value(0),), (), (program.value_count,)))
+    ),
+    "shapes that do not fit": lambda program: replace(
+        program, steps=(*program.steps, Aten("aten.mm.default", (Value(0), Value(0)), (), (program.value_count,)))
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PROGRAMS)
+def test_a_whole_entry_with_a_program_that_cannot_run_ends_in_the_baseline(wrong, net, x, tmp_path):
+    plant(net, x, tmp_path, change=WRONG_PROGRAMS[wrong])
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
+    for _ in range(3):
+        assert torch.equal(net(x), net._call_impl(x))
+    report = observe.report()
+    assert report.counters.get("fallbacks", 0) + report.counters.get("resolve.miss", 0) >= 1
+
+
+# --- caches that cannot be written
+
+
+def test_a_read_only_cache_serves_and_is_not_written(net, x, runs, tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    plant(net, x, shared)
+    before = sorted(path for path in shared.rglob("*"))
+    torch_cudal1.accelerate(net, x, cache_dir=own, read_only_caches=(shared,), strictness="error")
+    assert torch.equal(net(x), net._call_impl(x))
+    assert runs.total == 1
+    assert sorted(path for path in shared.rglob("*")) == before
+
+
+@pytest.mark.parametrize("on_miss", ["baseline", "tune"])
+@pytest.mark.parametrize("kind", ["a file", "below a file", "a dangling link"])
+def test_a_cache_folder_that_cannot_exist_costs_the_memory_of_the_search_only(kind, on_miss, x, tmp_path, monkeypatch):
+    net = nn.ReLU()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
+    folder = {"a file": "file", "below a file": "file/cache", "a dangling link": "link"}[kind]
+    monkeypatch.setattr("torch_cudal1.pipeline.tune", instant_search)
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path / folder, on_miss=on_miss, strictness="error")
+    assert torch.equal(net(x), net._call_impl(x))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def instant_search(region, place, **_):
+    """A search that finds the eager baseline at once."""
+    entry = entry_for(region, Candidate(region.program, "eager", "baseline"), place.settings)
+    return replace(entry, evidence={**entry.evidence, "timing": None})
+
+
+def test_a_search_result_that_cannot_be_stored_is_told(x, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch_cudal1.pipeline.tune", instant_search)
+    (tmp_path / "file").write_text("mine")
+    torch_cudal1.accelerate(nn.ReLU(), x, cache_dir=tmp_path / "file", on_miss="tune", strictness="error")
+    assert observe.report().counters["resolve.not_stored"] == 1
+
+
+# --- Ctrl-C
+
+SEARCH = """
+import sys, torch, torch_cudal1
+class Net(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.diag(a) @ b
+print("started", flush=True)
+with torch.no_grad():
+    torch_cudal1.accelerate(Net(), (torch.randn(512), torch.randn(512, 512)), on_miss="tune", cache_dir=sys.argv[1], budget_s=300)
+print("done", flush=True)
+"""
+
+
+def sessions_below(pid: int) -> dict[int, Path]:
+    """Children of a process that lead a session of their own, and their working folders."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        try:
+            if os.getsid(int(child)) == int(child):
+                found[int(child)] = Path(os.readlink(f"/proc/{child}/cwd"))
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+    return found
+
+
+def alive_in(session: int) -> list[int]:
+    """Living processes of a session."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if (
+                entry.name.isdigit()
+                and os.getsid(int(entry.name)) == session
+                and "\nState:\tZ" not in (entry / "status").read_text()
+            ):
+                members.append(int(entry.name))
+        except (ProcessLookupError, FileNotFoundError, PermissionError):
+            continue
+    return members
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("after_s", [0.0, 2.0], ids=["as the judge starts", "in the middle"])
+def test_ctrl_c_ends_a_search_at_once_and_leaves_nothing_behind(after_s, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    command = [sys.executable, "-c", SEARCH, str(tmp_path / "cache")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline, children = time.monotonic() + 120, {}
+        while not children and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+            children = sessions_below(process.pid)
+        assert children, "the search never started a judge"
+        time.sleep(after_s)
+        children |= sessions_below(process.pid)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        took_s = time.monotonic() - sent
+    finally:
+        process.kill()
+    assert "KeyboardInterrupt" in err
+    assert process.returncode != 0
+    assert "done" not in out
+    assert took_s < 10
+    assert [pid for session in children for pid in alive_in(session)] == []
+    assert [folder for folder in children.values() if folder.name.startswith("cudal1-judge") and folder.exists()] == []
+    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith(".lock")]
+    assert left == []
+    assert LocalCache(tmp_path / "cache").verify() == ()
