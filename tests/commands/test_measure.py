@@ -81,3 +81,15 @@ def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(
     assert timed.eager_us > timed.ours_us > 0
     assert timed.vs_inductor is None
     assert timed.inductor_us is None
+
+
+def test_where_eager_runs_itself_it_is_one_by_construction_and_only_torch_compile_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr(measure, "_compiled", lambda module, inputs: lambda: slow(slow(inputs[0])))
+    timed = measure.end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
+    assert (timed.vs_eager.low, timed.vs_eager.value, timed.vs_eager.high) == (1.0, 1.0, 1.0)
+    assert timed.vs_inductor is not None
+    assert timed.vs_inductor.value > 1.4
+    assert timed.eager_us == timed.ours_us

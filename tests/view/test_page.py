@@ -176,3 +176,21 @@ def test_a_swap_that_was_taken_back_does_not_count_as_won() -> None:
 )
 def test_winners_are_named_with_their_number(regions: tuple[RegionReport, ...], shown: str) -> None:
     assert winners(Explanation(target="t", device="cpu", regions=regions)) == shown
+
+
+def test_a_model_that_was_skipped_is_not_told_as_failed() -> None:
+    content = render("t", [Story(explanation=Explanation(target="m", device="cpu"), skipped="no time was left")], {})
+    assert "skipped: no time was left" in content
+    assert "failed" not in content
+
+
+def test_a_candidate_that_was_never_judged_is_neither_good_nor_bad() -> None:
+    content = render("t", [story(tried=({"label": "x", "decision": "not judged", "reason": "the budget was spent"},))], {})
+    assert '<span class="">not judged</span>' in content
+
+
+def test_what_the_whole_call_gained_is_not_told_as_left_out() -> None:
+    explanation = Explanation(target="m", device="cpu", regions=(region(),), gate=("end to end 1.3x",))
+    content = render("t", [Story(explanation=explanation)], {})
+    assert "Measured before it was put in place: end to end 1.3x" in content
+    assert "Left to PyTorch" not in content

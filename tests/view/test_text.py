@@ -73,3 +73,8 @@ def test_a_name_is_only_broken_when_sentences_cannot_give_way() -> None:
 
 def test_numbers_are_aligned_to_the_right() -> None:
     assert text.table(("name", "size"), [["a", "5 B"], ["b", "512 B"]], width=80).splitlines()[2:] == ["a       5 B", "b     512 B"]
+
+
+def test_one_is_singular() -> None:
+    assert [text.counted(n, "entry", "entries") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert text.counted(2, "region") == "2 regions"

@@ -33,7 +33,7 @@ __all__ = ["run"]
 
 _SEED = 0
 _SEARCHED = 0.75  # of a model's progress
-_SEARCH_SHARE, _TIMING_SHARE = 0.5, 0.15  # of a model's time; the rest is the gate, and compiling for the comparison
+_SEARCH_SHARE, _TIMING_SHARE = 0.65, 0.1  # of a model's time; the rest is the gate, and compiling for the comparison
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         ("model", "regions", "what won", "vs eager", "vs torch.compile", "worst error", "eager's error"), [_row(s) for s in stories]
     )
     for story in stories:
-        if story.problem:
-            screen.problem(f"{story.explanation.target}: {story.problem}")
+        if story.problem or story.skipped:
+            screen.problem(f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}")
     screen.line(f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}")
     screen.json({"models": stories, "environment": environment, "page": args.out, "seconds": time.monotonic() - started})
-    return 1 if any(s.problem for s in stories) else 0
+    return 1 if any(s.problem or s.skipped for s in stories) else 0
 
 
 def _chosen(only: list[str]) -> tuple[Model, ...]:
@@ -90,9 +90,7 @@ def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
     before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
     empty = Explanation(target=model.name, device=job.device)
     if left_s <= 0:
-        return Story(
-            explanation=empty, description=model.description, problem="skipped: the time for the demo was used up (--budget-s)"
-        )
+        return Story(explanation=empty, description=model.description, skipped="the time for the demo was used up (--budget-s)")
 
     def progress(what: str, fraction: float | None) -> None:
         job.progress(f"{model.name}: {what}", (before + model.weight * (fraction or 0.0)) / (before + rest))
@@ -137,7 +135,7 @@ def _row(story: Story) -> list[str]:
     return [
         story.explanation.target,
         str(len(story.explanation.regions)),
-        "failed" if story.problem else page.winners(story.explanation),
+        "failed" if story.problem else "skipped" if story.skipped else page.winners(story.explanation),
         text.speedup(timed.vs_eager if timed else None),
         text.speedup(timed.vs_inductor if timed else None),
         text.error(story.worst_error),

@@ -21,11 +21,15 @@ __all__ = ["Story", "render", "winners"]
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One module of the page: errors are the whole module's largest scaled errors against float64; `problem` is what failed."""
+    """One module of the page: errors are the whole module's largest scaled errors against float64; `problem` is what failed.
+
+    `skipped` says why it was not tried.
+    """
 
     explanation: Explanation
     description: str = ""
     problem: str = ""
+    skipped: str = ""
     worst_error: float | None = None
     eager_error: float | None = None
 
@@ -85,7 +89,7 @@ def _summary(stories: Sequence[Story]) -> str:
             [
                 f'<a href="#{_anchor(story)}">{_e(story.explanation.target)}</a>',
                 str(len(story.explanation.regions)),
-                f'<span class="bad">failed</span>: {_e(story.problem)}' if story.problem else _e(winners(story.explanation)),
+                _outcome(story),
                 _speed(measured.vs_eager if measured else None),
                 _speed(measured.vs_inductor if measured else None),
                 _e(text.error(story.worst_error)),
@@ -94,6 +98,12 @@ def _summary(stories: Sequence[Story]) -> str:
         )
     caption = "End to end, host time included; 95 % intervals in brackets"
     return f'<section aria-labelledby="summary"><h2 id="summary">Summary</h2>{_table(columns, rows, caption)}</section>'
+
+
+def _outcome(story: Story) -> str:
+    if story.problem:
+        return f'<span class="bad">failed</span>: {_e(text.brief(story.problem))}'
+    return f"skipped: {_e(story.skipped)}" if story.skipped else _e(winners(story.explanation))
 
 
 def _plots(stories: Sequence[Story]) -> str:

@@ -91,7 +91,8 @@ def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     figure, axes = _axes([row.name for row in rows])
     found = [e for row in rows for e in (row.eager, row.ours) if e]
     axes.set_xscale("log")
-    axes.set_xlim(min(found, default=1e-8) / 3, max(found, default=1e-6) * 3)
+    low, high = min(found, default=1e-8) / 2, max(found, default=1e-6) * 2
+    axes.set_xlim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)))  # whole decades: two ticks or more
     for y, row in enumerate(rows):
         if row.eager and row.ours:
             axes.plot([row.eager, row.ours], [y, y], color=_GRID, linewidth=2, zorder=1)

@@ -25,7 +25,8 @@ caption { text-align: left; color: var(--muted); font-size: .85rem; padding: .2r
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--grid);
   overflow-wrap: anywhere; }
 thead th { color: var(--muted); font-weight: 600; overflow-wrap: normal; }
-tbody th { font-weight: 600; min-width: 7rem; }
+tbody th { font-weight: 600; min-width: 8rem; overflow-wrap: break-word; }
+tbody th a { white-space: nowrap; }
 article { margin-bottom: 1.5rem; }
 article > p { margin: .2rem 0 .6rem; max-width: 60rem; }
 details { background: var(--panel); border-radius: .4rem; padding: .5rem .9rem; margin: .5rem 0; }
