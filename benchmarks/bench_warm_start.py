@@ -34,7 +34,7 @@ __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("eager", "torch.compile", "cudal1.accelerate", "cudal1 backend")
-_NO_SEARCH = ("candidates_built", "candidates_judged")  # what a process on a warm cache must not do
+_NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
 
 @dataclass(frozen=True)

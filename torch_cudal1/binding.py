@@ -6,9 +6,10 @@ and why). Looking up signatures at call time is `module`'s work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch_cudal1 import guard, observe
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.flat import Call, Flat, keeping_versions, python_random_kept, stand_in
-from torch_cudal1.graph.capture import CapturedGraph, capture, compile_with
+from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
-from torch_cudal1.graph.swap import swap_all
+from torch_cudal1.graph.swap import in_graph_order, swap
 from torch_cudal1.judge import timing
 from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Place, Progress, choose, end_to_end_name, place_for
@@ -71,25 +72,26 @@ def bind(
     if isinstance(held, guard.Refusal):
         return Unbound(held.reason)
     try:
-        flat, graphs = _captured(module, args, dict(kwargs))
-        lowered = [_lower(graph, module) for graph in graphs]
+        flat, traced = _captured(module, args, dict(kwargs))
+        lowered = [_lower(graph, module) for graph in traced.graphs]
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
     place = place_for(device_of([*flat.tensors, *module.parameters()]), settings)
     choices = tuple(
         choose(item.region, place, examples=_examples(item, graph, flat, module), progress=progress)
-        for item, graph in zip(lowered, graphs, strict=True)
+        for item, graph in zip(lowered, traced.graphs, strict=True)
     )
     if any(choice.entry is None for choice in choices):
         return Unbound(next(choice.reason for choice in choices if choice.entry is None), choices, missed=True)
-    builders = _contenders(module, flat, choices, place, held)
+    fill = partial(_fill, traced, lowered, choices, place)
+    builders = _contenders(module, flat, choices, fill, held)
     if not builders:
         return Unbound("eager is the fastest baseline and nothing beat it", choices)
     settled = _settled(builders, choices, place)
     if settled is None:
-        written = {name for graph in graphs for name in graph.writes}
-        trial = _Trial(module, flat, written, len(graphs) > 1)
+        written = {name for graph in traced.graphs for name in graph.writes}
+        trial = _Trial(module, flat, written, len(traced.graphs) > 1)
         settled = _end_to_end(trial, {label: build() for label, build in builders.items()}, choices, place)
     if settled.winner == "eager":
         return Unbound(settled.note, choices)
@@ -105,10 +107,10 @@ def weights_of(module: torch.nn.Module) -> frozenset[int]:
 
 def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
     """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
-    return tuple(_lower(graph, module).region for graph in _captured(module, args, dict(kwargs or {}))[1])
+    return tuple(_lower(graph, module).region for graph in _captured(module, args, dict(kwargs or {}))[1].graphs)
 
 
-def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, tuple[CapturedGraph, ...]]:
+def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, Traced]:
     """The call in flat form, and its graphs. Raises NotLowerableError for a call that a graph cannot repeat."""
     copied = stand_in(module)
     held = guard.bind(copied)
@@ -117,11 +119,11 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     flat = Flat(copied, args, kwargs)
     if flat.problem:
         raise NotLowerableError(flat.problem)
-    graphs = capture(flat, flat.tensors)
+    traced = trace(flat, flat.tensors)
     flat.put_back()
     if not held.holds():
         raise NotLowerableError(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
-    return flat, graphs
+    return flat, traced
 
 
 def _lower(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
@@ -145,8 +147,20 @@ def _named(flat: Flat) -> dict[str, torch.Tensor]:
     return dict([*flat.named_parameters(remove_duplicate=False), *flat.named_buffers(remove_duplicate=False)])
 
 
+def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice], place: Place) -> Callable[..., Any]:
+    """Build every choice into its graph of the trace; the callable of the whole."""
+    for item, choice in zip(lowered, choices, strict=True):
+        swapped = swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness)
+        traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+    return traced.call
+
+
 def _contenders(
-    module: torch.nn.Module, flat: Flat, choices: tuple[Choice, ...], place: Place, held: guard.ModuleGuard
+    module: torch.nn.Module,
+    flat: Flat,
+    choices: tuple[Choice, ...],
+    fill: Callable[[], Callable[..., Any]],
+    held: guard.ModuleGuard,
 ) -> dict[str, Callable[[], Call]]:
     """Builders of what may run instead of the module's own forward: the choices graph by graph; in training torch.compile too."""
     training = len(choices) > 1
@@ -158,9 +172,7 @@ def _contenders(
         return twice(lambda args, kwargs: compiled(*args, **kwargs))
 
     def graph_by_graph() -> Call:
-        chosen = [(choice.region, choice.candidate) for choice in choices]
-        compiler = swap_all(chosen, place.device, strictness=place.settings.strictness)
-        return twice(keeping_versions(flat.caller(compile_with(flat, flat.tensors, compiler)), module))
+        return twice(keeping_versions(flat.caller(fill()), module))
 
     def twice(call: Call) -> Call:
         return differentiable_twice(call, module, held) if training and not random else call

@@ -108,6 +108,7 @@ def tune(
     A candidate that fails costs itself only; the reasons are in `tried`. A training graph without a candidate is not raced: its
     baseline is a part of the whole step, which is measured end to end.
     """
+    observe.count("regions_tuned")
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
     variant = rewritten(region, assume_finite=place.contract.assume_finite) if region.granularity == "whole" else None
     if (region.kind != "inference" or is_random_program(region.program)) and variant is None and not known:

@@ -1,6 +1,6 @@
 """Captures ATen graphs with AOTAutograd: forward, backward or inference, functional, without decompositions.
 
-`capture` only looks: it returns the graphs and leaves the caller's module untouched. `compile_with` is the same tracing with our
+`trace` and `capture` leave the caller's module untouched; `compile_with` is the same tracing inside Dynamo, with our
 callables put in. Both partition a joint graph by the same rule, so the graphs that were looked at are the graphs that run.
 """
 
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.records import Kind
 
-__all__ = ["CapturedGraph", "GraphCompiler", "capture", "compile_with", "is_dynamic"]
+__all__ = ["CapturedGraph", "GraphCompiler", "Traced", "capture", "compile_with", "is_dynamic", "trace"]
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
 
@@ -53,7 +53,25 @@ def is_dynamic(inputs: Sequence[Any]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Traced:
+    """The graphs of a module, and `call`: the whole, flat tensors in and out, once `fill` has given each graph its callable."""
+
+    graphs: tuple[CapturedGraph, ...]
+    call: Callable[..., Any]
+    _slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]]
+
+    def fill(self, kind: Kind, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        """Let `run`, which takes a graph's placeholders in one sequence, be the graph of that kind."""
+        self._slots[kind] = run
+
+
 def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGraph, ...]:
+    """The ATen graphs of `module` at `inputs`, as `trace` finds them."""
+    return trace(module, inputs).graphs
+
+
+def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward, backward).
 
     `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters become inputs.
@@ -61,11 +79,12 @@ def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGra
     """
     static = _static_placeholders(module)
     found: list[CapturedGraph] = []
+    slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]] = {}
 
     def keep(graph: fx.GraphModule, kind: Kind) -> Any:
         if kind != "backward":  # that one was kept when the joint graph was cut
             found.append(CapturedGraph(kind, graph, _static_in(graph, static), _origins(graph), _writes(graph)))
-        return graph.forward
+        return lambda inputs: slots[kind](inputs)
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = _partition(joint, joint_inputs, **kwargs)
@@ -75,10 +94,10 @@ def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGra
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
     try:
         with _mode_of(inputs) as mode, tracing(TracingContext(mode)):
-            _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
+            call = _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
-    return tuple(sorted(found, key=lambda graph: graph.kind == "backward"))
+    return Traced(tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots)
 
 
 def compile_with(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompiler) -> Callable[..., Any]:
