@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Comparison", "compare", "grossly_equal", "same_bits", "same_masks", "unit_roundoff"]
+__all__ = ["Comparison", "compare", "grossly_equal", "same_bits", "same_masks", "sampling_spread", "unit_roundoff"]
 
 _RMS_FACTOR = 2.0  # (B)
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
@@ -178,7 +178,7 @@ def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor
         return Comparison(True, void=True, detail=f"eager's own relative error is {own / scale_rms:.2g}")
     count = int(finite.sum())
     floor = (2 * out if count < _FEW else accumulate) * scale_rms
-    limit = max(_RMS_FACTOR * _spread(count) * own, floor)
+    limit = max(_RMS_FACTOR * sampling_spread(count) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
     if error > limit:
         return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
@@ -230,7 +230,7 @@ def _slice_scale(exact: torch.Tensor, floor: float) -> torch.Tensor:
     return scale.clamp_min(max(floor * float(scale.max()), 1e-300)).expand_as(exact)
 
 
-def _spread(count: int) -> float:
+def sampling_spread(count: int) -> float:
     """How far an rms of `count` samples may lie below the true one (chi-square 1 % quantile, Wilson-Hilferty); 1 from 4,096 on."""
     if count >= _POOL:
         return 1.0
