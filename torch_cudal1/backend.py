@@ -6,7 +6,6 @@ entry wins, the graph is captured with AOTAutograd and each ATen graph gets its 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -61,8 +60,9 @@ def _is_control_flow(error: Exception) -> bool:
 
 def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
     """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself is only read."""
-    from torch_cudal1.graph.capture import is_dynamic
+    from torch_cudal1.graph.capture import is_dynamic, trace
     from torch_cudal1.graph.identity import Unnamed, graph_digest
+    from torch_cudal1.graph.lower import lower
     from torch_cudal1.machine import device_of
     from torch_cudal1.pipeline import choose, place_for
 
@@ -76,30 +76,21 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager"):
         observe.count("graphs_remembered")
         return gm.forward if known["runs"] == "eager" else None
-    lowered = _regions(gm, inputs)
-    if isinstance(lowered, str):
-        observe.record("capture", "left_out", reason=lowered)
+    try:
+        traced = trace(gm, inputs)
+        lowered = [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in traced.graphs]
+    except NotLowerableError as problem:
+        observe.record("capture", "left_out", reason=problem.reason)
         return None
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
     if any(choice.entry is None for choice in choices):
         return None
     runs = _measured_step(choices, place) or _what_runs(choices, settings.margin)
     if runs == "swaps":
-        return _own_path(gm, inputs, choices, place, options)
+        return _own_path(traced, lowered, choices, place, options)
     if name:
         place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
     return gm.forward if runs == "eager" else None
-
-
-def _regions(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | str:
-    """The regions of the graph, or why it has none."""
-    from torch_cudal1.graph.capture import capture
-    from torch_cudal1.graph.lower import lower
-
-    try:
-        return [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in capture(gm, inputs)]
-    except NotLowerableError as problem:
-        return problem.reason
 
 
 def _measured_step(choices: Sequence[Any], place: Any) -> str:
@@ -143,17 +134,18 @@ def _baseline_us(choice: Any, schedule: str) -> float:
 
 
 def _own_path(
-    gm: fx.GraphModule, inputs: Sequence[Any], choices: Sequence[Any], place: Any, options: dict[str, Any]
+    traced: Any, lowered: Sequence[Any], choices: Sequence[Any], place: Any, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Trace again, this time with each graph's choice as its callable."""
-    from torch_cudal1.graph.capture import compile_with
-    from torch_cudal1.graph.swap import swap_all
+    """The traced graphs, each with its choice as its callable."""
+    from torch_cudal1.graph.swap import in_graph_order, swap
 
-    for choice in choices:
+    for item, choice in zip(lowered, choices, strict=True):
         observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
-    chosen = [(choice.region, choice.candidate) for choice in choices]
-    compiler = swap_all(chosen, place.device, strictness=place.settings.strictness, options=options)
-    return compile_with(copy.deepcopy(gm), inputs, compiler)  # tracing may edit the graph; the fallback needs it as it came
+        swapped = swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness, options=options)
+        traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+    traced.adopt()
+    call: Callable[..., Any] = traced.call
+    return call
 
 
 def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:

@@ -1,7 +1,7 @@
 """Captures ATen graphs with AOTAutograd: forward, backward or inference, functional, without decompositions.
 
-`trace` and `capture` leave the caller's module untouched; `compile_with` is the same tracing inside Dynamo, with our
-callables put in. Both partition a joint graph by the same rule, so the graphs that were looked at are the graphs that run.
+`trace` leaves the caller's module untouched and traces once: the graphs it shows are the graphs that run when their callables are
+filled in. It chooses nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx as fx
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.records import Kind
 
-__all__ = ["CapturedGraph", "GraphCompiler", "Traced", "capture", "compile_with", "is_dynamic", "trace"]
+__all__ = ["CapturedGraph", "GraphCompiler", "Traced", "capture", "is_dynamic", "trace"]
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
 
@@ -60,10 +60,17 @@ class Traced:
     graphs: tuple[CapturedGraph, ...]
     call: Callable[..., Any]
     _slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]]
+    _context: TracingContext
 
     def fill(self, kind: Kind, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Let `run`, which takes a graph's placeholders in one sequence, be the graph of that kind."""
         self._slots[kind] = run
+
+    def adopt(self) -> None:
+        """Hand what AOTAutograd noted to Dynamo, in whose frame `call` will stand: above all its guards on aliased inputs."""
+        frame = TracingContext.get()
+        frame.guards_context.aotautograd_guards.extend(self._context.guards_context.aotautograd_guards)
+        frame.fw_metadata = self._context.fw_metadata
 
 
 def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGraph, ...]:
@@ -93,22 +100,11 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
 
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
     try:
-        with _mode_of(inputs) as mode, tracing(TracingContext(mode)):
+        with _mode_of(inputs) as mode, tracing(context := TracingContext(mode)):
             call = _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
-    return Traced(tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots)
-
-
-def compile_with(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompiler) -> Callable[..., Any]:
-    """Trace `module` as `capture` does and let `compiler` provide the callable of each graph. The result takes `inputs`, flat.
-
-    Inside Dynamo the caller's tracing context is kept: its guards and metadata belong to the compiled frame.
-    """
-    if TracingContext.try_get() is not None:
-        return cast(Callable[..., Any], _trace(module, inputs, compiler, _partition))
-    with _mode_of(()) as mode, tracing(TracingContext(mode)):
-        return cast(Callable[..., Any], _trace(module, _fake(inputs, mode), compiler, _partition))
+    return Traced(tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots, context)
 
 
 @contextmanager

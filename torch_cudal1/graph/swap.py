@@ -6,22 +6,19 @@ less than the baseline would give: `Swapped` checks the kill switch at every cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-import torch.fx as fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.graph.lower import lower
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.schedule import build
-from torch_cudal1.records import Candidate, Kind, Region
+from torch_cudal1.records import Candidate, Region
 from torch_cudal1.switch import is_disabled
 
-__all__ = ["Positional", "Swapped", "in_graph_order", "swap", "swap_all"]
+__all__ = ["Positional", "Swapped", "in_graph_order", "swap"]
 
 _FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
@@ -70,33 +67,6 @@ def swap(
     runner = build(candidate.program, candidate.schedule, device, static=static, options=options)
     observe.count("regions_swapped", by=int(candidate.origin != "baseline"))
     return Swapped(region, runner, device, strictness)
-
-
-def swap_all(
-    chosen: Iterable[tuple[Region, Candidate]],
-    device: torch.device,
-    *,
-    strictness: str = "warn",
-    options: Mapping[str, Any] | None = None,
-) -> Callable[[fx.GraphModule, Kind], Positional]:
-    """A compiler for `capture.compile_with`: each ATen graph gets the candidate chosen for its region.
-
-    Everything is built before tracing starts, because tracing holds a fake-tensor mode that compiling would trip over. A graph that
-    nobody chose for (tracing gave another graph than it did before) runs step by step, which is always right.
-    """
-    built = {region.key: swap(region, item, device, strictness=strictness, options=options) for region, item in chosen}
-
-    def compiler(graph: fx.GraphModule, kind: Kind) -> Positional:
-        with unset_fake_temporarily():  # tracing is not over: a graph's real constants must not meet its fake mode
-            lowered = lower(graph, kind=kind)
-            swapped = built.get(lowered.region.key)
-            if swapped is None:
-                observe.record("swap", "unexpected_graph", lowered.region.key, kind=kind)
-                own = Candidate(lowered.region.program, "eager", "baseline")
-                swapped = swap(lowered.region, own, device, strictness=strictness)
-        return in_graph_order(swapped, lowered.order)
-
-    return compiler
 
 
 def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
