@@ -77,7 +77,8 @@ class Slow(torch.nn.Module):
 def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_compiled", lambda module, inputs: None)
     timed = measure.end_to_end(Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5)
-    assert timed.vs_eager.low > 2
+    assert timed.vs_eager.value > 2
+    assert timed.vs_eager.low > 1
     assert timed.eager_us > timed.ours_us > 0
     assert timed.vs_inductor is None
     assert timed.inductor_us is None

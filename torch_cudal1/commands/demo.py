@@ -66,9 +66,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     content = page.render("cudal1 demo: what it does on this machine", stories, environment, intro=intro)
     args.out.write_text(content, encoding="utf-8")
-    screen.table(
-        ("model", "regions", "what won", "vs eager", "vs torch.compile", "worst error", "eager's error"), [_row(s) for s in stories]
-    )
+    screen.table(("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"), [_row(s) for s in stories])
     for story in stories:
         if story.problem or story.skipped:
             screen.problem(f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}")
@@ -138,8 +136,7 @@ def _row(story: Story) -> list[str]:
         "failed" if story.problem else "skipped" if story.skipped else page.winners(story.explanation),
         text.speedup(timed.vs_eager if timed else None),
         text.speedup(timed.vs_inductor if timed else None),
-        text.error(story.worst_error),
-        text.error(story.eager_error),
+        text.ABSENT if story.worst_error is None else f"{text.error(story.worst_error)} / {text.error(story.eager_error)}",
     ]
 
 

@@ -23,7 +23,7 @@ a { color: var(--link); }
 table { border-collapse: collapse; width: 100%; min-width: 46rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--muted); font-size: .85rem; padding: .2rem 0 .4rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--grid);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 thead th { color: var(--muted); font-weight: 600; overflow-wrap: normal; }
 tbody th { font-weight: 600; min-width: 8rem; overflow-wrap: break-word; }
 tbody th a { white-space: nowrap; }

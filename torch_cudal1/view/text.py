@@ -121,11 +121,14 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
 
 
 def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
-    """Narrow the widest column, a character at a time, until the line fits: first down to its longest word, then down to 12."""
+    """Narrow the widest column, a character at a time, until the line fits: first down to its longest word, then down to 12.
+
+    Seven characters hold a number with its unit, so a column of numbers may become that narrow.
+    """
     widths = list(widths)
-    for floors in (words, [0] * len(words)):
+    for floors, least in ((words, 7), ([0] * len(words), 12)):
         while sum(widths) + 2 * (len(widths) - 1) > width:
-            spare = [w if w > max(floor, 12) else 0 for w, floor in zip(widths, floors, strict=True)]
+            spare = [w if w > max(floor, least) else 0 for w, floor in zip(widths, floors, strict=True)]
             if not any(spare):
                 break
             widths[spare.index(max(spare))] -= 1
