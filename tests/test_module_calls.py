@@ -386,6 +386,11 @@ def draws_in_numpy(module: Calls, x: torch.Tensor) -> torch.Tensor:
     return module.linear(x) * float(numpy.random.rand())
 
 
+def seeds_itself(module: Calls, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(42)
+    return module.linear(x) + torch.rand(8)
+
+
 def decides_by_value(module: Calls, x: torch.Tensor) -> torch.Tensor:
     return module.linear(x) if x.sum() > 0 else x
 
@@ -396,6 +401,7 @@ EFFECTS = {
     counts_its_calls: "changes the module itself",
     draws_in_python: "Python's random module",
     draws_in_numpy: "numpy.random",
+    seeds_itself: "torch's generator",
     decides_by_value: "cannot trace",
 }
 
@@ -412,10 +418,18 @@ def test_such_effects_happen_once_a_call_and_see_real_tensors(tmp_path):
     for _ in range(3):
         assert torch.equal(module(x8), twin(x8))
     assert torch.equal(module.count, twin.count)
-    random.seed(3)
-    before = random.getstate()
-    torch_cudal1.accelerate(Calls(draws_in_python), x8, cache_dir=tmp_path)
-    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("make", [draws_in_python, draws_in_numpy, seeds_itself], ids=lambda make: make.__name__)
+def test_looking_at_such_a_module_moves_no_random_generator(make, tmp_path):
+    import numpy
+
+    module = Calls(make)
+    before = random.getstate(), numpy.random.get_state()[2], torch.get_rng_state()
+    torch_cudal1.accelerate(module, x8, cache_dir=tmp_path)
+    after = random.getstate(), numpy.random.get_state()[2], torch.get_rng_state()
+    assert after[:2] == before[:2]
+    assert torch.equal(after[2], before[2])
 
 
 def test_nothing_traced_stays_in_the_module(tmp_path):

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch_cudal1 import guard, observe
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.flat import Call, Flat, keeping_versions, python_random_kept, stand_in
+from torch_cudal1.flat import Call, Flat, keeping_versions, random_kept, stand_in
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.swap import in_graph_order, swap
@@ -213,7 +213,7 @@ class _Trial:
             **dict(self.flat.named_buffers(remove_duplicate=False)),
         }
         before = [(state[name], state[name].detach().clone()) for name in self.written if isinstance(name, str)]
-        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"), python_random_kept():
+        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"), random_kept():
             yield self.flat.arguments(tensors)
         with torch.no_grad():
             for tensor, value in before:

@@ -18,10 +18,11 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.errors import NotLowerableError
 
-__all__ = ["Call", "Flat", "keeping_versions", "python_random_kept", "stand_in"]
+__all__ = ["Call", "Flat", "keeping_versions", "random_kept", "stand_in"]
 
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
 _PLAIN = (bool, int, float, str)
@@ -49,10 +50,10 @@ class Flat(torch.nn.Module):
         """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
         args, kwargs = self.arguments(tensors)
         slots = _slots(self.inner)
-        with python_random_kept() as drawn:
+        with random_kept() as moved:
             output = self.inner._call_impl(*args, **kwargs)
-        if drawn:
-            raise NotLowerableError(f"its forward draws from {drawn[0]}, which a kernel would not repeat")
+        if moved:
+            raise NotLowerableError(f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat")
         for name, tensor in _slots(self.inner).items():
             if slots.pop(name, None) is not tensor:
                 raise NotLowerableError(f"its forward assigns {name}, which a kernel would not repeat; write it in place instead")
@@ -128,20 +129,29 @@ def stand_in(module: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def python_random_kept() -> Iterator[list[str]]:
-    """Run the body and put Python's and numpy's random generators back; the list then names those that the body drew from."""
-    drawn: list[str] = []
+def random_kept() -> Iterator[list[str]]:
+    """Run the body and put the CPU's random generators back; the list then names those that the body drew from or seeded.
+
+    It works while tracing, where random operators draw nothing: there, a generator that moved is one that no graph will repeat.
+    """
+    moved: list[str] = []
     numpy = sys.modules.get("numpy")
+    with no_dispatch():
+        state = torch.get_rng_state()
     python_state, numpy_state = random.getstate(), numpy.random.get_state(legacy=False) if numpy else {}
     try:
-        yield drawn
+        yield moved
     finally:
+        with no_dispatch():
+            if not torch.equal(torch.get_rng_state(), state):
+                torch.set_rng_state(state)
+                moved.append("torch's generator")
         if random.getstate() != python_state:
             random.setstate(python_state)
-            drawn.append("Python's random module")
+            moved.append("Python's random module")
         if numpy and _text(numpy.random.get_state(legacy=False)) != _text(numpy_state):
             numpy.random.set_state(numpy_state)
-            drawn.append("numpy.random")
+            moved.append("numpy.random")
 
 
 def _text(state: Any) -> str:

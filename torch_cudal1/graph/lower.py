@@ -19,6 +19,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import is_functional, is_random, name_of
+from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value, tensor_digest
 from torch_cudal1.program.schedule import to_fx
 from torch_cudal1.records import Granularity, Kind, Region, Role
@@ -51,6 +52,8 @@ def lower(
     """
     writer = _Writer(module)
     program, order = writer.write()
+    if kind == "backward" and is_random_program(program):  # a checkpointed part, run again: its numbers would be new ones
+        raise NotLowerableError("the backward draws random numbers, which must be those of the forward")
     held = frozenset(static)
     roles: tuple[Role, ...] = tuple("parameter" if position in held else "input" for position in order)
     return Lowered(Region(program, roles, kind, granularity, name), order)

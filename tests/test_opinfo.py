@@ -1,0 +1,216 @@
+"""PyTorch's own operator database as input: a Program computes what eager computes, or the operator is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from tests.entries import Runs, count_runs
+from torch_cudal1 import observe
+from torch_cudal1.backend import cudal1
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.flat import Flat
+from torch_cudal1.graph.capture import Traced, trace
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.swap import in_graph_order, swap
+from torch_cudal1.program.check import is_random_program
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import Program, canonical_json
+from torch_cudal1.records import Candidate
+
+CPU = torch.device("cpu")
+UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+OPS = [
+    op
+    for op in op_db
+    if torch.float32 in op.supported_dtypes("cpu") and op.name not in UNINITIALISED and not op.name.startswith("jiterator")
+]
+PARTS = 8  # one test each: a failure names the operator, and the parts can run side by side
+# Traced as a formula of simpler operators, which rounds in another order; SVD and its kin compute vectors with the values.
+ROUNDS_DIFFERENTLY = ("interpolate", "upsample", "linalg", "svd", "lowrank")
+# torch.compile of these gives a copy where eager gives the input itself.
+KNOWN_ALIASING = {"nn.functional.dropout"}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors: a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Call(torch.nn.Module):
+    """An operator as a module."""
+
+    def __init__(self, op: Any) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*args, **kwargs)
+
+
+def samples(part: int, *, gradients: bool = False) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
+    """Name, function and first sample of every operator of one part."""
+    for op in OPS[part::PARTS]:
+        if gradients and not op.supports_autograd:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sample = next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=gradients)), None)
+        if sample is not None:
+            name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+            # A function of its own each: torch.compile remembers what it compiled by the code.
+            yield name, (lambda *args, _op=op, **kwargs: _op.op(*args, **kwargs)), (sample.input, *sample.args), sample.kwargs
+
+
+def captured(function: Any, args: Any, kwargs: Any) -> tuple[Flat, Traced]:
+    flat = Flat(Call(function), args, kwargs)
+    if flat.problem:
+        raise NotLowerableError(flat.problem)
+    return flat, trace(flat, flat.tensors)
+
+
+def copies(tree: Any) -> Any:
+    return pytree.tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def difference(name: str, ours: Any, own: Any, *, gradient: bool = False) -> str:
+    """ "" or what differs. Exact, but for operators that are traced as a formula, and gradients."""
+    loose = gradient or any(word in name for word in ROUNDS_DIFFERENTLY)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if loose else {"rtol": 0, "atol": 0}
+    if len(tensors(ours)) != len(tensors(own)):
+        return f"{name}: {len(tensors(ours))} tensors, eager gives {len(tensors(own))}"
+    try:
+        for mine, expected in zip(tensors(ours), tensors(own), strict=True):
+            torch.testing.assert_close(mine, expected, equal_nan=True, check_stride=not gradient, **tolerance)
+    except AssertionError as error:
+        return f"{name}: {error}"
+    return ""
+
+
+def eager(function: Any, args: Any, kwargs: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return function(*copies(args), **copies(kwargs))
+
+
+def seeds_itself(function: Any, args: Any, kwargs: Any, own: list[torch.Tensor]) -> bool:
+    """The database wraps some random operators so that they seed the generator and put it back, which no graph repeats."""
+    return all(torch.equal(a, b) for a, b in zip(own, tensors(eager(function, args, kwargs, seed=1)), strict=True))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_lowered_program_computes_exactly_what_eager_computes_or_is_refused(part):
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    for name, function, args, kwargs in samples(part):
+        with torch.no_grad():
+            try:
+                flat, traced = captured(function, args, kwargs)
+                (graph,) = traced.graphs
+                lowered = lower(graph.module, static=graph.static, kind=graph.kind)
+            except NotLowerableError as refused:
+                outcomes["refused" if refused.reason else "refused without a reason"] += 1
+                continue
+            program = lowered.region.program
+            read = Program.from_json(json.loads(canonical_json(program.to_json())), program.all_payloads())
+            assert read.digest == program.digest, name
+            inputs = copies([flat.tensors[position] for position in lowered.order])
+            torch.manual_seed(0)
+            results = prepare(read, CPU)(inputs)[len(graph.writes) :]
+            own = tensors(eager(function, args, kwargs))
+            if is_random_program(program) and seeds_itself(function, args, kwargs, own):
+                continue
+        outcomes["exact"] += 1
+        wrong += [found for found in [difference(name, results[: len(own)], own)] if found]
+    assert wrong == []
+    assert outcomes["exact"] > 60  # of about 83 in each part
+    assert outcomes["refused"] < 15
+    assert outcomes["refused without a reason"] == 0
+
+
+@pytest.mark.parametrize("part", range(0, PARTS, 2))
+def test_a_training_step_of_swapped_graphs_gives_eager_s_results_and_gradients(part):
+    wrong: list[str] = []
+    served = 0
+    for name, function, args, kwargs in samples(part, gradients=True):
+        args, kwargs = copies((args, kwargs))
+        try:
+            flat, traced = captured(function, args, kwargs)
+            lowered = [lower(graph.module, static=graph.static, kind=graph.kind) for graph in traced.graphs]
+        except NotLowerableError:
+            continue
+        for item in lowered:
+            swapped = swap(item.region, Candidate(item.region.program, "eager", "rewrites"), CPU, strictness="error")
+            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+        call = flat.caller(traced.call)
+        found = []
+        for run in (call, lambda args, kwargs, function=function: function(*args, **kwargs)):
+            given = copies((args, kwargs))
+            torch.manual_seed(0)
+            out = run(*given)
+            found.append((out, gradients_of(out, given)))
+        random = any(is_random_program(item.region.program) for item in lowered)
+        if random and seeds_itself(function, args, kwargs, tensors(found[1][0])):
+            continue
+        served += 1
+        (ours, slopes), (own, expected) = found
+        wrong += [text for text in [difference(name, ours, own)] if text]
+        if name not in KNOWN_ALIASING:
+            wrong += [text for text in [difference(name, slopes, expected, gradient=True)] if text]
+    assert wrong == []
+    assert served > 45
+
+
+def gradients_of(out: Any, inputs: Any) -> list[torch.Tensor]:
+    """Gradients of the sum of squares by every input; zeros where an output does not depend on it."""
+    losses = [(o * o.conj()).real.sum() for o in tensors(out) if o.grad_fn is not None]
+    wanted = [t for t in tensors(inputs) if t.requires_grad]
+    if not losses or not wanted:
+        return []
+    slopes = torch.autograd.grad(losses, wanted, allow_unused=True)
+    return [torch.zeros_like(t) if slope is None else slope for t, slope in zip(wanted, slopes, strict=True)]
+
+
+BREADTH = OPS[5::12]  # about 55 operators across the alphabet
+
+
+def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatch, tmp_path):
+    """The baseline path: nothing is cached, so Inductor's double runs the graph as it is, and nothing of ours may fail."""
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+    runs: Runs = count_runs(monkeypatch)
+    names = {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name for op in BREADTH}
+    wrong: list[str] = []
+    done = 0
+    observe.reset()
+    for part in range(PARTS):
+        for name, function, args, kwargs in samples(part):
+            if name not in names:
+                continue
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"})
+            with torch.no_grad():
+                torch.manual_seed(0)
+                ours = compiled(*copies(args), **copies(kwargs))
+                wrong += [text for text in [difference(name, ours, eager(function, args, kwargs))] if text]
+            done += 1
+    torch._dynamo.reset()
+    assert wrong == []
+    assert done >= 50
+    assert (observe.report().counters.get("fallbacks", 0), runs.total) == (0, 0)
