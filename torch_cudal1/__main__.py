@@ -78,7 +78,7 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("cudal1-demo.html"), metavar="PATH", help="the page (./cudal1-demo.html)")
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help="only this model; may be repeated")
-    parser.add_argument("--budget-s", dest="total_s", type=_seconds, default=220.0, metavar="S", help="for the whole demo (220)")
+    parser.add_argument("--budget-s", dest="total_s", type=_seconds, default=225.0, metavar="S", help="for the whole demo (225)")
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
