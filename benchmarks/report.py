@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -57,7 +58,10 @@ def environment() -> dict[str, Any]:
 def document(kind: str, options: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
     """A results file as a value: environment first."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"schema": SCHEMA, "kind": kind, "created": created, **more, "options": dict(options), "rows": list(rows)}
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no path of a machine
+    command = " ".join(["python", "-m", f"benchmarks.bench_{kind}", *words])
+    head = {"schema": SCHEMA, "kind": kind, "created": created, "command": command}
+    return {**head, **more, "options": dict(options), "rows": list(rows)}
 
 
 def save(path: Path, value: Mapping[str, Any]) -> None:

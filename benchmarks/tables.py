@@ -1,0 +1,117 @@
+"""Writes docs/measurements.md and the table of README.md from the committed results: `python -m benchmarks.tables`.
+
+`--check` only compares. The page has every row of every results file, failed ones with their reason; the README has one line a
+case, from the newest file that measured it. Nothing is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import load
+
+__all__ = ["main", "render", "summary"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
+_MODELS = ("h200-inference-and-train.json", "h200-train.json")
+_WARM = "h200-warm-start.json"
+_OURS = "cudal1.accelerate"
+_TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
+
+
+def render(results: Path) -> str:
+    """The tables as Markdown."""
+    lines: list[str] = []
+    for name in _MODELS:
+        lines += _models(name, load(results / name))
+    lines += _warm(_WARM, load(results / _WARM))
+    return "\n".join(lines)
+
+
+def _heading(name: str, found: Mapping[str, Any]) -> list[str]:
+    where = found["environment"]
+    machine = f"{where['gpu']}, driver {where['gpu_state']['driver_version']}, torch {where['torch']}, Triton {where['triton']}"
+    return [f"`benchmarks/results/{name}`: {machine}, Python {where['python']}.", f"Made by `{found['command']}`.", ""]
+
+
+def _models(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = _heading(name, found)
+    lines += [
+        "| model, phase | contender | median, µs | vs eager | vs torch.compile | error / eager's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        case = f"{row['model']}, {row['phase']}"
+        if row["status"] != "ok":
+            lines.append(f"| {case} | {row['contender']} | {row['status']} | {row['reason']} | | |")
+            continue
+        ratio = f"{row['error_ratio']:.2f}" if row["error_ratio"] is not None else ""
+        lines.append(
+            f"| {case} | {row['contender']} | {row['median_us']:.0f} | {_interval(row['vs_eager'])} "
+            f"| {_interval(row['vs_compile'])} | {ratio} |"
+        )
+    return [*lines, ""]
+
+
+def _warm(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = _heading(name, found)
+    lines += ["| model | contender | cold start, s | warm start, s | searched when warm |", "|---|---|---|---|---|"]
+    for row in found["rows"]:
+        searched = "" if "cudal1" not in row["contender"] else "nothing" if row["status"] == "ok" else row["reason"]
+        lines.append(f"| {row['model']} | {row['contender']} | {row['cold_s']:.1f} | {row['warm_s']:.1f} | {searched} |")
+    return lines
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    return f"{found['speedup']:.3f}x [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
+
+
+def summary(results: Path) -> str:
+    """One line for each model and phase: `accelerate` against the better of eager and torch.compile."""
+    newest: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+    for name in _MODELS:
+        rows = load(results / name)["rows"]
+        for case in dict.fromkeys(f"{row['model']}, {row['phase']}" for row in rows):
+            of_case = {row["contender"]: row for row in rows if f"{row['model']}, {row['phase']}" == case}
+            if case not in newest or of_case[_OURS]["status"] == "ok":
+                newest[case] = of_case
+    lines = ["| model, phase | eager, µs | torch.compile, µs | accelerate, µs | vs the better |", "|---|---|---|---|---|"]
+    for case, rows in newest.items():
+        times = [rows[name]["median_us"] for name in ("eager", "torch.compile", _OURS)]
+        if rows[_OURS]["status"] != "ok":
+            lines.append(f"| {case} | {times[0]:.0f} | {times[1]:.0f} | {rows[_OURS]['status']} | {rows[_OURS]['reason']} |")
+            continue
+        against = "vs_compile" if times[1] <= times[0] else "vs_eager"
+        cells = " | ".join(f"{time:.0f}" for time in times)
+        lines.append(f"| {case} | {cells} | {_interval(rows[_OURS][against])} |")
+    return "\n".join(lines)
+
+
+def _replaced(text: str, tables: str) -> str:
+    lines = text.splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith(_BEGIN))
+    end = lines.index(_END)
+    return "\n".join([*lines[: begin + 1], tables, *lines[end:]]) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rewrite both files, or with --check exit with 1 when one differs from the results."""
+    parser = argparse.ArgumentParser(prog="benchmarks.tables", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    results, readme, page = _ROOT / "benchmarks" / "results", _ROOT / "README.md", _ROOT / "docs" / "measurements.md"
+    wanted = {readme: _replaced(readme.read_text(), summary(results)), page: f"{_TITLE}\n\n{render(results)}\n"}
+    if args.check:
+        return int(any(not path.exists() or path.read_text() != text for path, text in wanted.items()))
+    for path, text in wanted.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
