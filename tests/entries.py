@@ -6,7 +6,6 @@ tests that must see which graph ran.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import torch_cudal1
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.graph.capture import capture
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
-from torch_cudal1.pipeline import place_for
+from torch_cudal1.pipeline import Choice, end_to_end_name, place_for
 from torch_cudal1.program.model import Aten, Program, Value
 from torch_cudal1.records import Candidate, Entry, Region
 from torch_cudal1.settings import Settings
@@ -88,14 +89,15 @@ def plant_regions(regions: Sequence[Region], cache_dir: Path, change: Change = s
     """Store a winning entry for each region, and that the whole call was measured to be faster with them."""
     settings = Settings(cache_dir=cache_dir)
     place = place_for(torch.device("cpu"), settings)
-    candidates = []
+    choices = []
     for region in regions:
         changed = change(region.program) if region.kind != "backward" else region.program
-        candidates.append(Candidate(changed, schedule, "rewrites", ("planted",)))
-        place.cache.put(entry_for(region, candidates[-1], settings))
-    name = hashlib.sha256("|".join(["end to end", *(region.key for region in regions)]).encode()).hexdigest()
-    note = {"winner": "cudal1", "note": "planted", "candidates": [item.digest for item in candidates]}
-    place.cache.put_alias(name, note, place.target, place.contract)
+        candidate = Candidate(changed, schedule, "rewrites", ("planted",))
+        entry = entry_for(region, candidate, settings)
+        place.cache.put(entry)
+        choices.append(Choice(region, candidate, entry, "planted"))
+    note = {"winner": "cudal1", "note": "planted", "candidates": [choice.candidate.digest for choice in choices]}
+    place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
 
 
 def plant(
@@ -110,6 +112,38 @@ def plant(
     """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast mode."""
     given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule)
+
+
+class Calls(nn.Module):
+    """A module around a function: `make` gets the module, the input and whatever else was passed."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(8))
+        self.make = make
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.make(self, x, *args, **kwargs)
+
+
+def accelerated(make: Any, args: Any, tmp_path: Path, **kwargs: Any) -> Calls:
+    """A module around `make`, bound to a planted swap for these arguments."""
+    module = make if isinstance(make, nn.Module) else Calls(make)
+    plant(module, args, tmp_path, kwargs=kwargs)
+    dispatcher = torch_cudal1.accelerate(module, cache_dir=tmp_path, strictness="error")._compiled_call_impl
+    dispatcher.prepare(tuple(args) if isinstance(args, (tuple, list)) else (args,), kwargs, None)
+    return module
+
+
+def left_out(make: Any, args: Any, tmp_path: Path) -> str:
+    """Accelerate, check that the module's own forward runs, and return the reason."""
+    module = make if isinstance(make, nn.Module) else Calls(make)
+    torch_cudal1.accelerate(module, args, cache_dir=tmp_path, strictness="error")
+    given = args if isinstance(args, tuple) else (args,)
+    for _ in range(3):
+        module(*given)
+    return " ".join(torch_cudal1.explain(module).left_out)
 
 
 class Recorder:
