@@ -7,6 +7,7 @@ dispatcher that runs the module's own forward whenever anything differs from wha
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ __all__ = ["accelerate", "disabled", "explain", "restore"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 _MAX_SIGNATURES = 64  # beyond this a caller feeds ever new shapes; remembering more would only cost memory
+# Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each call 3 us for nothing.
+_left_alone: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
 _MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
 
 
@@ -44,7 +47,8 @@ def accelerate(
     `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments: that signature is prepared now, in
     the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the
     module's own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
-    `options` are fields of `Settings`.
+    `options` are fields of `Settings`. Where the module's own forward turns out to be the fastest for what was prepared, nothing
+    is put in its way at all: such a module costs what it cost before, and notices no other signature.
 
     Raises TypeError for something that is not a module, SettingError for a bad option, CacheMissError under on_miss="error".
     """
@@ -58,7 +62,11 @@ def accelerate(
     if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
         args, kwargs = _arguments(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
-    module._compiled_call_impl = dispatcher
+    decided = list(dispatcher.bindings.values())
+    if decided and all(isinstance(one, Unbound) and not one.missed for one in decided):
+        _left_alone[module] = explanation_of(type(module).__name__, dispatcher.device, decided)
+    else:
+        module._compiled_call_impl = dispatcher
     return module
 
 
@@ -67,12 +75,15 @@ def restore(module: M) -> M:
     dispatcher = module._compiled_call_impl
     if isinstance(dispatcher, Dispatcher):
         module._compiled_call_impl = dispatcher.replaced
+    _left_alone.pop(module, None)
     return module
 
 
 def explain(module: torch.nn.Module) -> Explanation:
     """What runs in an accelerated module, what was tried, and why the rest was refused. Raises TypeError for any other module."""
     dispatcher = getattr(module, "_compiled_call_impl", None)
+    if (known := _left_alone.get(module)) is not None:
+        return known
     if not isinstance(dispatcher, Dispatcher):
         raise TypeError(f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first")
     return explanation_of(type(module).__name__, dispatcher.device, list(dispatcher.bindings.values()))
