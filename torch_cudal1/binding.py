@@ -257,7 +257,9 @@ def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Ch
             facts = {"contender": label, "speedup": result.speedup, "low": result.low, "high": result.high}
             observe.record("judge", "end_to_end", choices[0].region.key, **facts)
             notes.append(f"{label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]")
-            if result.low >= 1.0 and result.speedup > best:
+            # A swap must win beyond its noise; between two of the user's own baselines the better centre runs.
+            floor = result.low if any(choice.swapped for choice in choices) else result.speedup
+            if floor >= 1.0 and result.speedup > best:
                 winner, best = label, result.speedup
     note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward"
     decided = {"winner": winner, "note": note, "candidates": [choice.candidate.digest for choice in choices]}
