@@ -18,7 +18,7 @@ __all__ = ["main", "render", "summary"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
-_MODELS = ("h200-inference-and-train.json", "h200-train.json")
+_MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json")
 _WARM = "h200-warm-start.json"
 _OURS = "cudal1.accelerate"
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."

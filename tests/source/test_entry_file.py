@@ -97,7 +97,9 @@ def test_nan_survives() -> None:
     assert math.isnan(unplain(json.loads(canonical_json(plain([math.nan]))))[0])
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, torch.ones(1), {"a": {3, 4}}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object(), {1: 2}, torch.ones(1), {"a": {3, 4}}], ids=["object", "integer keys", "tensor", "set inside"]
+)
 def test_objects_are_not_plain(value: object) -> None:
     with pytest.raises(TypeError):
         plain(value)
