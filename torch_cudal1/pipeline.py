@@ -177,7 +177,7 @@ def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dic
 def _usable(region: Region, hit: Hit) -> Choice | None:
     """A hit as a choice: fresh ones as they are, stale ones only if they name a baseline (which cannot be wrong)."""
     entry = hit.entry
-    if hit.stale and entry.choice.origin != "baseline":
+    if (hit.stale and entry.choice.origin != "baseline") or (region.granularity == "whole" and _is_untimed(entry)):
         return None
     observe.count("entries_reused")
     observe.record("resolve", "hit", region.key, where=hit.where, runs=entry.choice.label)
@@ -261,14 +261,25 @@ def _island_kernels(
 
 
 def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candidate | None, list[Rejected]]:
-    """The first proposal that builds and passes every check; an entry of an earlier search spares both."""
+    """The first proposal that builds and passes every check. The cache remembers it, or that there is none, for every model."""
     hit = resolve(region, (place.cache,), place.target, place.contract).hit
-    if hit is not None and hit.stale is None:
+    if hit is not None and hit.stale is None and _is_untimed(hit.entry):
         observe.count("entries_reused")
         return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
-    reasons: list[Rejected] = []
     proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")))
-    for built in judge.build(region, proposals[:_PROPOSALS_PER_ISLAND], job, place.target):
+    kernel, reasons = _first_right(region, proposals[:_PROPOSALS_PER_ISLAND], place, job)
+    if proposals and hit is None:
+        tried = [{"label": r.detector, "decision": "rejected", "reason": r.reason} for r in reasons]
+        best = _Best(kernel or Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None)
+        place.cache.put(_entry(region, place, best, None, tried))
+    return kernel, reasons
+
+
+def _first_right(
+    region: Region, proposals: Sequence[kernels.Proposal], place: Place, job: judge.Job
+) -> tuple[Candidate | None, list[Rejected]]:
+    reasons: list[Rejected] = []
+    for built in judge.build(region, proposals, job, place.target) if proposals else ():
         if isinstance(built, Rejected):
             reasons.append(built)
             continue
@@ -278,6 +289,11 @@ def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candida
         failure = verdict.failure
         reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
     return None, reasons
+
+
+def _is_untimed(entry: Entry) -> bool:
+    """An island's entry: its kernel is right, and how fast is a question of the model around it."""
+    return entry.evidence.get("granularity") == "island"
 
 
 def end_to_end_name(choices: Sequence[Choice]) -> str:

@@ -237,5 +237,6 @@ class Entry:
 
     @property
     def speedup(self) -> float:
-        """Conservative speed-up over the best baseline: the lower bound, or 1.0 when a baseline is the choice."""
-        return 1.0 if self.choice.origin == "baseline" else float(self.evidence["timing"]["low"])
+        """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a kernel never timed alone."""
+        timing = self.evidence.get("timing")
+        return float(timing["low"]) if timing and self.choice.origin != "baseline" else 1.0

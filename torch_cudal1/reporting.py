@@ -95,6 +95,8 @@ def _worst(entry: Entry, name: str) -> float | None:
 def _reason(entry: Entry, timing: Mapping[str, Any]) -> str:
     if timing:
         return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
+    if entry.evidence.get("granularity") == "island":
+        return "a part of models: right under every check, and timed only inside the model it stands in"
     if not entry.evidence.get("baselines_us"):
         return "there was no candidate to try, so the baselines were not raced: a training step is measured as a whole"
     judged = sum(one.get("decision") != "not judged" for one in entry.tried)

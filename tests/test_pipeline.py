@@ -1,0 +1,178 @@
+"""The flow: what a look-up, a search and an island give, with a judge that answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torch_cudal1 import judge, observe, pipeline
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.errors import CacheMissError
+from torch_cudal1.graph.partition import partition, splice
+from torch_cudal1.kernels import Proposal
+from torch_cudal1.pipeline import choose, place_for, tune
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
+from torch_cudal1.settings import Settings
+
+CPU = torch.device("cpu")
+PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+
+
+class Reduced(nn.Module):
+    """A reduction that a rewrite pushes through the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sum(-1)
+
+
+def region_of(module: nn.Module, *inputs: torch.Tensor) -> Region:
+    with torch.no_grad():
+        (region,) = captured_regions(module.eval(), inputs)
+    return region
+
+
+@pytest.fixture
+def region() -> Region:
+    return region_of(Reduced(), torch.randn(256, 64))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> pipeline.Place:
+    observe.reset()
+    return place_for(CPU, Settings(cache_dir=tmp_path, on_miss="tune"))
+
+
+class Court:
+    """A judge that says what it is told to: the lower bound of each schedule's speed-up, or a reason to refuse."""
+
+    def __init__(self, verdicts: dict[str, float | str]) -> None:
+        self.verdicts, self.judged = verdicts, 0
+
+    def rank_baselines(self, region, schedules, job):
+        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {})
+
+    def judge(self, region, candidate, ranking, job):
+        self.judged += 1
+        said = self.verdicts[candidate.schedule]
+        if isinstance(said, str):
+            return judge.Judgement(candidate, Rejected(said, "numerics"), Verdict((Check("numerics", False),)))
+        timing = Timing(PASSED, "eager", 100 / said, 100.0, said, said, said, 14)
+        return judge.Judgement(candidate, Accepted(timing), PASSED)
+
+
+@pytest.fixture
+def court(monkeypatch: pytest.MonkeyPatch):
+    def seat(verdicts: dict[str, float | str]) -> Court:
+        court = Court(verdicts)
+        monkeypatch.setattr(judge, "rank_baselines", court.rank_baselines)
+        monkeypatch.setattr(judge, "judge", court.judge)
+        return court
+
+    return seat
+
+
+def test_without_an_entry_the_baseline_runs_and_the_miss_is_told(region, place):
+    choice = choose(region, replace(place, settings=place.settings.but(on_miss="baseline")))
+    assert (choice.candidate.origin, choice.entry, choice.swapped) == ("baseline", None, False)
+    assert observe.report().counters["resolve.miss"] == 1
+
+
+def test_a_miss_can_be_an_error(region, place):
+    with pytest.raises(CacheMissError, match="cudal1 warmup"):
+        choose(region, replace(place, settings=place.settings.but(on_miss="error")))
+
+
+def test_the_best_accepted_candidate_wins_and_is_found_again_without_a_search(region, place, court):
+    seat = court({"eager": 2.0, "inductor": 3.0})
+    first = choose(region, place)
+    assert (first.candidate.schedule, first.swapped) == ("inductor", True)
+    judged, tuned = seat.judged, observe.report().counters["regions_tuned"]
+    again = choose(region, place)
+    assert again.candidate == first.candidate
+    assert (seat.judged, observe.report().counters["regions_tuned"]) == (judged, tuned)
+
+
+def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_reasons(region, place, court):
+    court({"eager": "less accurate than eager", "inductor": "too slow"})
+    choice = choose(region, place)
+    assert (choice.candidate.origin, choice.candidate.schedule) == ("baseline", "eager")
+    assert {one["reason"] for one in choice.entry.tried} == {"less accurate than eager", "too slow"}
+
+
+def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
+    seat = court({"eager": 2.0, "inductor": 3.0})
+    entry = tune(region, replace(place, settings=place.settings.but(budget_s=0.0)))
+    assert seat.judged == 0
+    assert {one["decision"] for one in entry.tried} == {"not judged"}
+    assert entry.choice.origin == "baseline"
+
+
+def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(region, place, court):
+    seat = court({"eager": 2.0, "inductor": "too slow"})
+    choose(region, place)
+    elsewhere = replace(place, target=replace(place.target, torch="9.9.9"))
+    asked = seat.judged
+    assert choose(region, replace(elsewhere, settings=place.settings.but(on_miss="baseline"))).entry is None
+    assert choose(region, elsewhere).swapped
+    assert seat.judged > asked
+
+
+class Islands(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(torch.tanh(self.first(x)))
+        return self.norm(torch.tanh(self.second(x)))
+
+
+@pytest.fixture
+def on_gpu(place, monkeypatch):
+    """A place that looks like a GPU, whose build yields each island's own steps as the "kernel"."""
+    built: list[str] = []
+
+    def build(region, proposals, job, target):
+        built.append(region.key)
+        return tuple(Candidate(region.program, "eager", "kernels", (proposal.family,)) for proposal in proposals)
+
+    monkeypatch.setattr(pipeline.kernels, "propose", lambda program, sm: (Proposal("norm", {"tile": 1}),))
+    monkeypatch.setattr(judge, "build", build)
+    monkeypatch.setattr(judge, "check", lambda region, candidate, job: PASSED)
+    target = Target("cuda", "sm_90", "some GPU", "580", torch.__version__, "")
+    return replace(place, target=target), built
+
+
+def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
+    place, built = on_gpu
+    region = region_of(Islands(), torch.randn(4, 8))
+    job = judge.Job(place.settings, place.contract, CPU)
+    found, refused = pipeline._island_kernels(region, place, job, deadline=float("inf"))
+    assert len(found) == len(partition(region).islands) == 2
+    assert (len(built), refused) == (1, [])
+    program = splice(region.program, {island: callee for island, (callee, _) in found.items()})
+    inputs = [torch.rand(spec.shape) for spec in region.program.inputs]
+    assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
+
+    other = region_of(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3))
+    again, _ = pipeline._island_kernels(other, place, job, deadline=float("inf"))
+    assert (len(again), len(built)) == (1, 1)
+    assert observe.report().counters["entries_reused"] == 1
+
+
+def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
+    place, _ = on_gpu
+    whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
+    job = judge.Job(place.settings, place.contract, CPU)
+    assert pipeline._island_kernels(whole, place, job, deadline=float("inf"))[0]
+    choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
+    assert (choice.entry, choice.swapped) == (None, False)
