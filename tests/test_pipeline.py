@@ -176,3 +176,9 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     assert pipeline._island_kernels(whole, place, job, deadline=float("inf"))[0]
     choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
     assert (choice.entry, choice.swapped) == (None, False)
+
+
+@pytest.mark.parametrize(("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)])
+def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
+    schedules = pipeline._schedules(replace(place, settings=place.settings.but(**settings)))
+    assert ("max-autotune" in schedules) == joins

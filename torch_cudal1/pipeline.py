@@ -37,6 +37,7 @@ __all__ = ["Choice", "Place", "Progress", "choose", "end_to_end_name", "place_fo
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
+_AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
@@ -201,7 +202,7 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
 def _schedules(place: Place) -> list[Schedule]:
     """The baselines of the race."""
     bases: list[Schedule] = ["eager", "inductor"]
-    if place.settings.autotune:
+    if place.settings.autotune or place.settings.budget_s >= _AUTOTUNE_BUDGET_S:
         bases.append("max-autotune")
     graphs: dict[Schedule, Schedule] = {
         "eager": "eager+graph",

@@ -37,7 +37,7 @@ class Settings:
     - budget_s: seconds of search per region, builds and measurements included.
     - profile: how much the judge tests, "fast", "standard" or "strict".
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
-    - autotune: let Inductor's max-autotune join the baselines (slow to compile).
+    - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
     """
 
