@@ -1,4 +1,4 @@
-"""Is a contender's answer right: its error against float64, measured in units of eager's own error (VALIDATION 3.4, B).
+"""Is a contender's answer right: its error against float64, measured in units of eager's own error.
 
 Per output, `rms(y - y64) <= max(2 * rms(eager - y64), u * rms(y64))` with u the round-off of the computation; the reported ratio is
 normalised so that 2 is the limit. It does not look at strides (a whole model's are torch.compile's to choose) nor at single

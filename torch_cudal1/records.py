@@ -67,7 +67,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Contract:
-    """How accurate a result must be (DESIGN section 5). `rights` are the op classes that may use TF32: "matmul", "conv"."""
+    """How accurate a result must be. `rights` are the op classes that may use TF32: "matmul", "conv"."""
 
     precision: Literal["match", "strict", "kernelbench"] = "match"
     rights: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """The one comparison: is a result as right as the baseline's own, measured against float64 and scaled by the output.
 
-Criterion (A)-(D) of VALIDATION 3.4. It compares values; form, aliasing and repeatability are other checks.
+Four criteria: (A) the same NaN and infinities, (B) rms error, (C) worst element, (D) equality where eager is exact by nature. It
+compares values; form, aliasing and repeatability are other checks.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torc
 
 
 def _mask_mismatch(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
-    """VALIDATION 3.4.1: NaN and Inf where eager has them, or a finite number where float64 is finite and fits the type."""
+    """NaN and Inf where eager has them, or a finite number where float64 is finite and fits the type."""
     alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
     allowed = alike | (baseline.isfinite() & candidate.isfinite())
     if exact is not None:

@@ -1,7 +1,7 @@
 """A disposable child process for one candidate: started, spoken to, and killed with everything it started.
 
-This is level 1 of VALIDATION 6.1. It gives the child its own session, a cleaned environment, a private scratch folder, resource
-limits, closed file descriptors and a deadline on every request, and kills the whole process group at the end. So a crash, a hang,
+This is sandbox level 1. It gives the child its own session, a cleaned environment, a private scratch folder, resource limits,
+closed file descriptors and a deadline on every request, and kills the whole process group at the end. So a crash, a hang,
 a memory grab, a sticky CUDA error, garbage on the channel or an early exit costs that candidate only.
 
 What it does not stop: reading or writing any file the user can, the network, signals and ptrace between processes of one user, a

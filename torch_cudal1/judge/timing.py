@@ -22,7 +22,7 @@ __all__ = ["BUCKETS", "PairedSummary", "device_time_us", "interleave", "sample_p
 
 Call: TypeAlias = Callable[[], object]
 BUCKETS = 7  # CUDA-L1 paper: seven consecutive blocks of runs
-_PAIRS = 56  # 8 a bucket (VALIDATION 4.3, profile fast)
+_PAIRS = 56  # 8 a bucket, in profile fast
 _FEWEST_PAIRS = 7  # one a bucket: the range of the seven is then a distribution-free 98.4 % interval of the median
 _ROUNDS, _FEWEST_ROUNDS = 30, 3
 _SAMPLE_US = 2_500.0  # with 8 pairs this is 20 ms a side and bucket; never under 200 us, where the clock and the scheduler show

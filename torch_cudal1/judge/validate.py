@@ -1,4 +1,4 @@
-"""The detectors, one function each (VALIDATION 3.3), and the order in which the `fast` profile asks them.
+"""The detectors, one function each, and the order in which the `fast` profile asks them.
 
 A detector looks at a `Trial` and returns its checks. Tests of speed are elsewhere; so is the decision. What `fast` leaves out
 (update paths, layouts, shapes, sanitizer, ...) is not claimed: a Verdict lists what ran.
@@ -90,7 +90,7 @@ def _output_problem(program: Program, reference: Program) -> str:
 
 
 def numerics(trial: Trial) -> list[Check]:
-    """The criterion of section 3.4 on secret inputs, the candidate before the reference; one check per input set."""
+    """The criterion of `compare` on secret inputs, the candidate before the reference; one check per input set."""
     checks: list[Check] = []
     evidence: set[int] = set()
     for distribution in _distributions(trial):
