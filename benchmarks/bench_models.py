@@ -32,7 +32,7 @@ __all__ = ["among", "contenders", "kill_group", "main", "run_model"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EAGER, _COMPILE = "eager", "torch.compile"
-_OURS = ("cudal1 backend", "cudal1.accelerate")
+_OURS = ("cudal1.accelerate", "cudal1 backend")
 
 
 def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender], list[Contender]]:
@@ -55,7 +55,7 @@ def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender
             Contender("reduce-overhead", lambda module, _: torch.compile(module, mode="reduce-overhead"), baseline=True)
         )
     # The wrapper first: it measures whole training steps, and the backend then finds what it decided in the cache they share.
-    return baselines, [Contender(_OURS[1], accelerate), Contender(_OURS[0], backend)]
+    return baselines, [Contender(_OURS[0], accelerate), Contender(_OURS[1], backend)]
 
 
 def _backend() -> Any:

@@ -127,9 +127,7 @@ def test_options_reach_the_settings_and_win_over_the_environment(tmp_path: Path,
 
 
 def test_search_options_are_settings_by_name() -> None:
-    args = parser().parse_args(
-        ["warmup", "a", "b", "--budget", "7", "--on-miss", "tune", "--precision", "strict", "--profile", "strict"]
-    )
+    args = parser().parse_args(["warmup", "a", "b", "--budget", "7", "--on-miss", "tune", "--precision", "strict"])
     assert (args.target, args.budget_s, args.on_miss, args.precision) == (["a", "b"], 7.0, "tune", "strict")
 
 

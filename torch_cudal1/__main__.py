@@ -68,7 +68,6 @@ def _contract(parser: argparse.ArgumentParser) -> None:
 def _search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", dest="budget_s", type=_seconds, metavar="SECONDS", help="search time per region")
     parser.add_argument("--on-miss", choices=("baseline", "tune", "error"), help="what a region without a stored decision gets")
-    parser.add_argument("--profile", choices=("fast", "standard", "strict"), help="how much the judge tests")
 
 
 def _cache(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +112,7 @@ _COMMANDS = (
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
     _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
 )
-_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "profile", "cache_dir")
+_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -142,7 +142,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one candidate, in the order they ran."""
+    """All checks of one candidate, in the order they ran. `profile` names the set of checks: there is one so far."""
 
     checks: tuple[Check, ...]
     profile: str = "fast"

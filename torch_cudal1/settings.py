@@ -35,7 +35,6 @@ class Settings:
     - precision, assume_finite: the precision contract.
     - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in order.
     - budget_s: seconds of search per region, builds and measurements included.
-    - profile: how much the judge tests, "fast", "standard" or "strict".
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
@@ -49,7 +48,6 @@ class Settings:
     cache_dir: Path = field(default_factory=_default_cache)
     read_only_caches: tuple[Path, ...] = ()
     budget_s: float = 120.0
-    profile: Literal["fast", "standard", "strict"] = "fast"
     margin: float = 1.05
     min_saving_us: float = 2.0
     autotune: bool = False
@@ -67,7 +65,7 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
                 raise SettingError(name, value, f"a number from {low:g} to {high:g}")
-        for name in ("on_miss", "strictness", "precision", "profile"):
+        for name in ("on_miss", "strictness", "precision"):
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))

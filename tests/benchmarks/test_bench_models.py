@@ -35,8 +35,8 @@ def _few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]
 
 def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_ours() -> None:
     names = {phase: [c.name for group in contenders(phase, {}) for c in group] for phase in ("inference", "train")}
-    assert names["inference"] == ["eager", "torch.compile", "reduce-overhead", "cudal1 backend", "cudal1.accelerate"]
-    assert names["train"] == ["eager", "torch.compile", "cudal1 backend", "cudal1.accelerate"]
+    assert names["inference"] == ["eager", "torch.compile", "reduce-overhead", "cudal1.accelerate", "cudal1 backend"]
+    assert names["train"] == ["eager", "torch.compile", "cudal1.accelerate", "cudal1 backend"]
 
 
 def test_a_models_process_writes_the_rows_of_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     """Validate a candidate, time it against the best baseline if it is right, and decide. Raises SandboxError."""
     timing: Timing | None = None
     checks = contract(region, candidate)
-    verdict = Verdict(tuple(checks), job.settings.profile)
+    verdict = Verdict(tuple(checks))
     decision: Decision | None = None
     if verdict.passed:
         limits = limits_for(job.settings, job.device)
@@ -128,7 +128,7 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
 
 def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
     """Validate a candidate without timing it: for a part whose speed only the whole can tell. Raises SandboxError."""
-    verdict = Verdict(tuple(contract(region, candidate)), job.settings.profile)
+    verdict = Verdict(tuple(contract(region, candidate)))
     if verdict.passed:
         with Child(limits_for(job.settings, job.device), job.contract) as child:
             facts = analyse(region.program)
@@ -186,8 +186,8 @@ def _validated(trial: Trial, job: Job) -> Verdict:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
-        return Verdict((Check(error.detector, False, detail=f"{error.stage}: {error.found}"),), job.settings.profile)
-    return validate(trial, profile=job.settings.profile)
+        return Verdict((Check(error.detector, False, detail=f"{error.stage}: {error.found}"),))
+    return validate(trial)
 
 
 def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:

@@ -43,14 +43,14 @@ _SPECIAL_INPUTS = 6
 _HALF = ("float16", "bfloat16")
 
 
-def validate(trial: Trial, detectors: Sequence[Detector] | None = None, *, profile: str = "fast") -> Verdict:
+def validate(trial: Trial, detectors: Sequence[Detector] | None = None) -> Verdict:
     """`contract`, then the detectors in order, up to the first failed check. A child that fails or dies is a failed check."""
     checks = contract(trial.region, trial.candidate)
     for detector in FAST if detectors is None else detectors:
         if any(not check.passed for check in checks):
             break
         checks += _asked(detector, trial)
-    return Verdict(tuple(checks), profile)
+    return Verdict(tuple(checks))
 
 
 def _asked(detector: Detector, trial: Trial) -> list[Check]:
