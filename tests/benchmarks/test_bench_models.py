@@ -80,7 +80,7 @@ def test_what_does_not_fit_into_the_total_limit_is_reported(tmp_path: Path, caps
     assert {row["model"] for row in rows} == {"lstm", "unet"}
     assert {row["reason"] for row in rows} == {"not started: the total limit was reached"}
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [summary["contender"] for summary in last["summary"]] == ["cudal1 backend", "cudal1.accelerate"]
+    assert [summary["contender"] for summary in last["summary"]] == ["cudal1.accelerate", "cudal1 backend"]
 
 
 def test_an_unknown_model_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
