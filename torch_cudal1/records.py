@@ -238,5 +238,6 @@ class Entry:
     @property
     def speedup(self) -> float:
         """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a kernel never timed alone."""
-        timing = self.evidence.get("timing")
-        return float(timing["low"]) if timing and self.choice.origin != "baseline" else 1.0
+        if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
+            return 1.0
+        return float(self.evidence["timing"]["low"])
