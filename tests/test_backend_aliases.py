@@ -1,4 +1,4 @@
-"""Aliased inputs under a swap: what AOTAutograd assumed about them is a guard of the compiled frame, as with any backend.
+"""Aliased inputs under a swap: a call whose inputs alias otherwise than those of the first call is right.
 
 Inputs that overlap without being the same tensor are not tried: there torch.compile has no guard either (aot_eager of torch 2.13
 computes wrong values after a call without overlap); `accelerate` tells such calls apart by itself.
