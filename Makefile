@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types check wheel clean
+.PHONY: demo test lint types check wheel asan clean
 
 demo: $(READY)            ## accelerate a set of real modules on this machine; writes cudal1-demo.html
 	$(BIN)/cudal1 demo --out cudal1-demo.html
@@ -23,6 +23,9 @@ check: lint types test    ## what CI runs
 
 wheel: $(READY)           ## a wheel with the extension, in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+asan: $(READY)            ## the extension's CPU tests under AddressSanitizer
+	PYTHON=$(abspath $(BIN)/python) tools/asan.sh
 
 # Torch first, then the package without build isolation: the extension is compiled against the torch it will run with.
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.cpp csrc/*.h)

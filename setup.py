@@ -1,14 +1,15 @@
-"""Builds the optional C++ guard (`torch_cudal1._guard`) next to the pure Python package; metadata is in pyproject.toml.
+"""Builds the optional C++ extension `torch_cudal1._native` next to the pure Python package; metadata is in pyproject.toml.
 
 Needs torch and a C++ compiler in the environment that builds: `pip install --no-build-isolation .` (with build isolation torch is
 absent, and the package is pure Python). `CUDAL1_NO_EXTENSION=1` skips it. Whatever goes wrong, the install succeeds: the reason is
-printed, and written to `torch_cudal1/_guard_build.txt`, which `torch_cudal1.native.status()` quotes.
+printed, and written to `torch_cudal1/_native_build.txt`, which `torch_cudal1.native.status()` quotes.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from glob import glob
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
@@ -18,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CCompilerError
 
-NAME, SOURCE, HEADER = "torch_cudal1._guard", "csrc/guard.cpp", "csrc/signature.h"
+NAME, SOURCES, HEADERS = "torch_cudal1._native", sorted(glob("csrc/*.cpp")), sorted(glob("csrc/*.h"))
 FLAGS = ["-O2", "-g0", "-fvisibility=hidden"]  # torch adds the C++ standard that its headers need
 
 
@@ -27,22 +28,23 @@ def _tools() -> tuple[type[build_ext], list[Extension], str]:
     if os.environ.get("CUDAL1_NO_EXTENSION", "0") not in ("", "0"):
         return build_ext, [], "CUDAL1_NO_EXTENSION is set"
     try:
-        from torch.utils.cpp_extension import BuildExtension, CppExtension
+        from torch.utils.cpp_extension import BuildExtension, CppExtension, is_ninja_available
     except ImportError as error:
         return build_ext, [], f"torch cannot be imported where the package is built ({error}); build isolation hides it"
     compiler = os.environ.get("CXX", "c++").split()[0]
     if shutil.which(compiler) is None:
         return build_ext, [], f"no C++ compiler: {compiler!r} is not on PATH"
-    extension = CppExtension(NAME, [SOURCE], depends=[HEADER], extra_compile_args=FLAGS)
-    return BuildExtension.with_options(use_ninja=False), [extension], ""
+    extension = CppExtension(NAME, SOURCES, depends=HEADERS, extra_compile_args=FLAGS)
+    # Ninja compiles the files side by side; without it they take minutes.
+    return BuildExtension.with_options(use_ninja=is_ninja_available()), [extension], ""
 
 
 def _record(reason: str, root: str) -> None:
     """Leave `reason` beside the package's modules under `root`, or nothing if there is none."""
-    note = Path(root) / "torch_cudal1" / "_guard_build.txt"
+    note = Path(root) / "torch_cudal1" / "_native_build.txt"
     note.unlink(missing_ok=True)
     if reason:
-        print(f"torch-cudal1: the C++ guard is not built, the Python one will be used: {reason}")
+        print(f"torch-cudal1: the C++ extension is not built, plain Python will be used: {reason}")
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(reason + "\n", encoding="utf-8")
 

@@ -4,24 +4,28 @@
 // tuples and compares them with the present: identity everywhere, facts for tensors. Nothing here runs Python code of the user's:
 // no attribute access, no comparison by value. signature.h describes the arguments of a call.
 //
-// It uses libtorch_python (THPVariable), so a build belongs to one minor release of torch; native.py reads TORCH_VERSION below.
+// A large model is thousands of objects, which a call finds outside the processor's caches: the time is that of waiting for memory.
+// So what is looked at lies in flat arrays, whose next objects are fetched while one is compared; and where Python tells
+// of changes to dictionaries (told.h), these are only read again after one of them changed.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "guard.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/DimVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
-#include <torch/version.h>
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
-#include "signature.h"
+#include "fetch.h"
+#include "told.h"
 
 namespace {
+
+using cudal1::each, cudal1::fetch_line, cudal1::line;
 
 // --- tensors
 
@@ -35,6 +39,8 @@ Address address_of(const at::Tensor& t) {
 struct Facts {  // torch_cudal1.watched.tensor_facts
   PyObject* tensor;  // borrowed from Guard::records
   PyTypeObject* kind;
+  c10::DispatchKeySet keys;  // while they are the same, so are layout, storage, conjugation and negation
+  const void *body, *storage, *autograd;  // where it was last: only to be fetched in advance, never read through
   at::ScalarType dtype;
   c10::Device device;
   bool requires_grad, conjugated, negated;
@@ -42,14 +48,23 @@ struct Facts {  // torch_cudal1.watched.tensor_facts
   c10::DimVector sizes, strides;  // inline up to five dimensions: one cache miss less a tensor
 
   Facts(PyObject* object, const at::Tensor& t)
-      : tensor(object), kind(Py_TYPE(object)), dtype(t.scalar_type()), device(t.device()), requires_grad(t.requires_grad()),
-        conjugated(t.is_conj()), negated(t.is_neg()), address(address_of(t)), sizes(t.sizes()), strides(t.strides()) {}
+      : tensor(object), kind(Py_TYPE(object)), keys(t.key_set()), body(t.unsafeGetTensorImpl()),
+        storage(t.storage().unsafeGetStorageImpl()), autograd(t.unsafeGetTensorImpl()->autograd_meta()), dtype(t.scalar_type()),
+        device(t.device()), requires_grad(t.requires_grad()), conjugated(t.is_conj()), negated(t.is_neg()), address(address_of(t)),
+        sizes(t.sizes()), strides(t.strides()) {}
+
+  void fetch() const {
+    fetch_line(tensor);
+    for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += line) fetch_line(body, offset);
+    fetch_line(storage), fetch_line(storage, line), fetch_line(autograd);
+  }
 
   bool hold() const {
     if (Py_TYPE(tensor) != kind) return false;
     const at::Tensor& t = THPVariable_Unpack(tensor);
-    return t.layout() == at::kStrided && t.has_storage() && t.scalar_type() == dtype && t.device() == device &&
-        t.requires_grad() == requires_grad && t.is_conj() == conjugated && t.is_neg() == negated &&
+    const bool same_kind = t.key_set() == keys ||
+        (t.layout() == at::kStrided && t.has_storage() && t.is_conj() == conjugated && t.is_neg() == negated);
+    return same_kind && t.scalar_type() == dtype && t.device() == device && t.requires_grad() == requires_grad &&
         t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) && address_of(t) == address;
   }
 };
@@ -144,11 +159,24 @@ bool same_bytes(PyObject* array, PyObject* content) {
   return PyByteArray_GET_SIZE(array) == size && std::memcmp(PyByteArray_AS_STRING(array), PyBytes_AS_STRING(content), size) == 0;
 }
 
-bool same_home(PyObject* thing, PyObject* dict) {
-  THPObjectPtr now(PyObject_GenericGetDict(thing, nullptr));
-  if (!now) throw python_error();
-  return now.get() == dict;
-}
+struct Kin {
+  PyObject* thing;
+  PyTypeObject* kind;
+};
+
+struct Home {
+  PyObject *thing, *dict, **place;  // where an object with this class's layout has its dictionary; nullptr: ask it
+
+  Home(PyObject* thing, PyObject* dict) : thing(thing), dict(dict), place(_PyObject_GetDictPtr(thing)) {
+    if (place != nullptr && *place != dict) place = nullptr;
+  }
+  bool hold() const {
+    if (place != nullptr) return *place == dict;
+    THPObjectPtr now(PyObject_GenericGetDict(thing, nullptr));
+    if (!now) throw python_error();
+    return now.get() == dict;
+  }
+};
 
 bool same_lookup(PyObject* dict, PyObject* key, PyObject* value) {
   PyObject* now = PyDict_GetItemWithError(dict, key);
@@ -158,11 +186,19 @@ bool same_lookup(PyObject* dict, PyObject* key, PyObject* value) {
 
 enum Kind { KINS, HOMES, TABLES, ITEMS, RAWS, EMPTIES, LOOKUPS, CODES, CELLS, TENSORS, KINDS };
 
+struct Flat {  // the records that large models have many of
+  std::vector<Kin> kins;
+  std::vector<Home> homes;
+  std::vector<PyObject*> empties, told_empties;
+  std::vector<Table> tables, told_tables;
+  std::vector<Facts> tensors;
+  uint64_t seen = 0;  // told_changes when what is told was last found right
+};
+
 struct Guard {
   PyObject_HEAD
   PyObject* records;  // the constructor's arguments; owns everything
-  std::vector<Table>* tables;
-  std::vector<Facts>* tensors;
+  Flat* flat;
 };
 
 template <typename Test>
@@ -173,20 +209,36 @@ bool every(const Guard* guard, Kind kind, Test test) {
   return true;
 }
 
+bool are_empty(std::vector<PyObject*>& dicts) {
+  return each(dicts, [](PyObject* dict) { fetch_line(dict); }, [](PyObject* dict) { return PyDict_GET_SIZE(dict) == 0; });
+}
+
+bool hold_all(std::vector<Table>& tables) {
+  return each(tables, [](const Table& table) { fetch_line(table.dict); }, [](Table& table) { return table.hold(); });
+}
+
+bool dictionaries_hold(Flat& flat) {
+  if (!are_empty(flat.empties) || !hold_all(flat.tables)) return false;
+  const uint64_t now = cudal1::told_changes;
+  if (flat.seen == now) return true;
+  if (!are_empty(flat.told_empties) || !hold_all(flat.told_tables)) return false;
+  flat.seen = now;
+  return true;
+}
+
 bool holds(const Guard* g) {
-  if (!every(g, EMPTIES, [](PyObject* hooks) { return PyDict_GET_SIZE(hooks) == 0; })) return false;
-  if (!every(g, KINS, [](PyObject* r) { return reinterpret_cast<PyObject*>(Py_TYPE(at_(r, 0))) == at_(r, 1); })) return false;
-  if (!every(g, HOMES, [](PyObject* r) { return same_home(at_(r, 0), at_(r, 1)); })) return false;
-  for (Table& table : *g->tables)
-    if (!table.hold()) return false;
+  Flat& flat = *g->flat;
+  const auto fetch_kin = [](const Kin& kin) { fetch_line(kin.thing); };
+  if (!each(flat.kins, fetch_kin, [](const Kin& kin) { return Py_TYPE(kin.thing) == kin.kind; })) return false;
+  const auto fetch_home = [](const Home& home) { fetch_line(home.place); };
+  if (!each(flat.homes, fetch_home, [](const Home& home) { return home.hold(); })) return false;
+  if (!dictionaries_hold(flat)) return false;
   if (!every(g, ITEMS, [](PyObject* r) { return same_items(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, RAWS, [](PyObject* r) { return same_bytes(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, LOOKUPS, [](PyObject* r) { return same_lookup(at_(r, 0), at_(r, 1), at_(r, 2)); })) return false;
   if (!every(g, CODES, [](PyObject* r) { return PyFunction_GET_CODE(at_(r, 0)) == at_(r, 1); })) return false;
   if (!every(g, CELLS, [](PyObject* r) { return PyCell_GET(at_(r, 0)) == at_(r, 1); })) return false;
-  for (const Facts& tensor : *g->tensors)
-    if (!tensor.hold()) return false;
-  return true;
+  return each(flat.tensors, [](const Facts& tensor) { tensor.fetch(); }, [](const Facts& tensor) { return tensor.hold(); });
 }
 
 // --- the Python type
@@ -226,6 +278,27 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
   return true;
 }
 
+std::unique_ptr<Flat> flattened(const Guard* guard) {
+  auto flat = std::make_unique<Flat>();
+  every(guard, KINS, [&](PyObject* r) {
+    return flat->kins.push_back({at_(r, 0), reinterpret_cast<PyTypeObject*>(at_(r, 1))}), true;
+  });
+  every(guard, HOMES, [&](PyObject* r) { return flat->homes.emplace_back(at_(r, 0), at_(r, 1)), true; });
+  every(guard, EMPTIES, [&](PyObject* hooks) {
+    return (cudal1::is_told(hooks) ? flat->told_empties : flat->empties).push_back(hooks), true;
+  });
+  every(guard, TABLES, [&](PyObject* r) {
+    PyObject* owner = at_(r, 0);  // a class body cannot be replaced as a whole: its dictionary lives as long as the class
+    PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : owner;
+    const bool told = !PyODict_CheckExact(dict) && cudal1::is_told(dict);
+    PyObject* ignored = at_(r, 3) == Py_None ? nullptr : at_(r, 3);
+    (told ? flat->told_tables : flat->tables).push_back({dict, at_(r, 1), at_(r, 2), ignored, 0});
+    return true;
+  });
+  every(guard, TENSORS, [&](PyObject* tensor) { return flat->tensors.emplace_back(tensor, THPVariable_Unpack(tensor)), true; });
+  return flat;
+}
+
 PyObject* guard_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   if ((kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) || !well_formed(args)) {
@@ -236,18 +309,7 @@ PyObject* guard_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!self) return nullptr;
   auto* guard = reinterpret_cast<Guard*>(self.get());
   guard->records = Py_NewRef(args);
-  guard->tables = new std::vector<Table>();
-  guard->tensors = new std::vector<Facts>();
-  every(guard, TABLES, [&](PyObject* r) {
-    PyObject* owner = at_(r, 0);  // a class body cannot be replaced as a whole: its dictionary lives as long as the class
-    PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : owner;
-    guard->tables->push_back({dict, at_(r, 1), at_(r, 2), at_(r, 3) == Py_None ? nullptr : at_(r, 3), 0});
-    return true;
-  });
-  every(guard, TENSORS, [&](PyObject* tensor) {
-    guard->tensors->emplace_back(tensor, THPVariable_Unpack(tensor));
-    return true;
-  });
+  guard->flat = flattened(guard).release();
   return self.release();
   END_HANDLE_TH_ERRORS
 }
@@ -260,8 +322,6 @@ int guard_traverse(PyObject* self, visitproc visit, void* arg) {
 
 int guard_clear(PyObject* self) {
   auto* guard = reinterpret_cast<Guard*>(self);
-  if (guard->tables) guard->tables->clear();
-  if (guard->tensors) guard->tensors->clear();
   Py_CLEAR(guard->records);
   return 0;
 }
@@ -270,8 +330,7 @@ void guard_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   guard_clear(self);
   auto* guard = reinterpret_cast<Guard*>(self);
-  delete guard->tables;
-  delete guard->tensors;
+  delete guard->flat;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -279,8 +338,7 @@ void guard_dealloc(PyObject* self) {
 
 PyObject* guard_holds(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
-  const auto* guard = reinterpret_cast<const Guard*>(self);
-  return PyBool_FromLong(guard->records != nullptr && holds(guard));
+  return PyBool_FromLong(cudal1::guard_holds_now(self));
   END_HANDLE_TH_ERRORS
 }
 
@@ -297,21 +355,27 @@ PyType_Slot guard_slots[] = {
     {0, nullptr},
 };
 PyType_Spec guard_spec = {
-    "torch_cudal1._guard.Guard", sizeof(Guard), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, guard_slots};
-PyMethodDef module_methods[] = {
-    {"signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::signature)), METH_FASTCALL,
-     "signature(args, kwargs) -> bytes | None"},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_guard", nullptr, -1, module_methods};
+    "torch_cudal1._native.Guard", sizeof(Guard), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, guard_slots};
+
+PyTypeObject* guard_type = nullptr;
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__guard() {
-  THPObjectPtr module(PyModule_Create(&definition));
-  if (!module) return nullptr;
-  THPObjectPtr type(PyType_FromSpec(&guard_spec));
-  if (!type || PyModule_AddObjectRef(module, "Guard", type) < 0) return nullptr;
-  if (PyModule_AddStringConstant(module, "TORCH_VERSION", TORCH_VERSION) < 0) return nullptr;
-  return module.release();
+namespace cudal1 {
+
+bool add_guard_type(PyObject* module) {
+  PyObject* type = PyType_FromSpec(&guard_spec);
+  if (type == nullptr) return false;
+  start_telling();
+  guard_type = reinterpret_cast<PyTypeObject*>(type);  // lives as long as the process
+  return PyModule_AddObjectRef(module, "Guard", type) == 0;
 }
+
+bool is_guard(PyObject* object) { return Py_TYPE(object) == guard_type; }
+
+bool guard_holds_now(PyObject* object) {
+  const auto* guard = reinterpret_cast<const Guard*>(object);
+  return guard->records != nullptr && holds(guard);
+}
+
+}  // namespace cudal1

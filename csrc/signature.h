@@ -30,13 +30,17 @@ struct Span {
 class Writer {
  public:
   bool write(PyObject* value, int depth);  // false: not servable
-  void write_overlaps();
+  bool write_call(PyObject* args, PyObject* kwargs);
+  const std::string& bytes() const { return out_; }
+  const std::vector<PyObject*>& tensors() const { return tensors_; }  // borrowed, in the order of the arguments
+  void clear() { out_.clear(), spans_.clear(), tensors_.clear(); }
   PyObject* finish() const { return PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())); }
 
  private:
   static constexpr int max_depth = 16;
   std::string out_;
   std::vector<Span> spans_;
+  std::vector<PyObject*> tensors_;
 
   template <typename T>
   void put(T value) {
@@ -46,14 +50,17 @@ class Writer {
     put(static_cast<int8_t>(device.type()));
     put(static_cast<int8_t>(device.index()));
   }
-  bool write_tensor(const at::Tensor& t);
+  bool write_tensor(PyObject* object);
   bool write_text(PyObject* text);
   bool write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth);
   bool write_dict(PyObject* dict, int depth);
+  void write_overlaps();
 };
 
-inline bool Writer::write_tensor(const at::Tensor& t) {
+inline bool Writer::write_tensor(PyObject* object) {
+  const at::Tensor& t = THPVariable_Unpack(object);
   if (!plain(t)) return false;
+  tensors_.push_back(object);
   const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
   put('T');
   put(static_cast<int8_t>(t.scalar_type()));
@@ -105,7 +112,7 @@ inline bool Writer::write_dict(PyObject* dict, int depth) {
 
 inline bool Writer::write(PyObject* value, int depth) {
   PyTypeObject* type = Py_TYPE(value);
-  if (THPVariable_CheckTypeExact(type)) return write_tensor(THPVariable_Unpack(value));
+  if (THPVariable_CheckTypeExact(type)) return write_tensor(value);
   if (value == Py_None) return put('N'), true;
   if (PyBool_Check(value)) return put(value == Py_True ? 'Y' : 'n'), true;
   if (PyLong_CheckExact(value)) {
@@ -137,6 +144,14 @@ inline void Writer::write_overlaps() {  // pairs, by their order among the argum
     }
 }
 
+inline bool Writer::write_call(PyObject* args, PyObject* kwargs) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i)
+    if (!write(PyTuple_GET_ITEM(args, i), 0)) return false;
+  if (!write(kwargs, 0)) return false;
+  write_overlaps();
+  return true;
+}
+
 inline PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
@@ -144,10 +159,7 @@ inline PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   Writer writer;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); ++i)
-    if (!writer.write(PyTuple_GET_ITEM(args[0], i), 0)) Py_RETURN_NONE;
-  if (!writer.write(args[1], 0)) Py_RETURN_NONE;
-  writer.write_overlaps();
+  if (!writer.write_call(args[0], args[1])) Py_RETURN_NONE;
   return writer.finish();
   END_HANDLE_TH_ERRORS
 }

@@ -27,7 +27,7 @@ def test_status_gives_a_reason_exactly_if_there_is_no_extension() -> None:
 
 
 def test_an_absent_extension_says_why_it_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    note = tmp_path / "_guard_build.txt"
+    note = tmp_path / "_native_build.txt"
     monkeypatch.setattr(native, "_BUILD_NOTE", note)
     monkeypatch.setattr(native, "find_spec", lambda name: None)
     assert native.status()[1].startswith("not built: no build was recorded")
@@ -40,7 +40,7 @@ def test_an_absent_extension_says_why_it_was_not_built(monkeypatch: pytest.Monke
 
 
 def test_an_unreadable_build_record_is_said_not_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    note = tmp_path / "_guard_build.txt"
+    note = tmp_path / "_native_build.txt"
     note.write_bytes(b"\xff\xfe\xff")
     monkeypatch.setattr(native, "_BUILD_NOTE", note)
     monkeypatch.setattr(native, "find_spec", lambda name: None)
@@ -60,7 +60,7 @@ def test_an_extension_that_does_not_load_is_said_not_raised(monkeypatch: pytest.
 
 
 def test_an_extension_of_another_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = ModuleType("_guard")
+    other = ModuleType("_native")
     other.TORCH_VERSION = "2.9.1"  # type: ignore[attr-defined]
     monkeypatch.setattr(native, "find_spec", lambda name: name)
     monkeypatch.setattr(native, "import_module", lambda name: other)
@@ -77,5 +77,27 @@ def test_only_the_minor_release_has_to_be_the_same(built: str, running: str, fit
 
 
 def test_importing_the_package_loads_no_extension() -> None:
-    code = "import sys, torch_cudal1.guard; sys.exit('torch_cudal1._guard' in sys.modules)"
+    code = "import sys, torch_cudal1.guard; sys.exit('torch_cudal1._native' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+
+
+def test_how_it_was_built_is_told_in_one_line() -> None:
+    built = native.build()
+    if native.extension() is None:
+        assert str(built) == f"not used: {native.status()[1]}"
+    else:
+        assert built.torch.split(".")[:2] == torch.__version__.split(".")[:2]
+        assert str(built).startswith(f"used: {built.file}, built with torch {built.torch} by ")
+        assert built.compiler
+
+
+def test_a_build_for_another_torch_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("_native")
+    other.TORCH_VERSION, other.COMPILER, other.__file__ = "2.9.1", "gcc 12", "/there/_native.so"  # type: ignore[attr-defined]
+    monkeypatch.setattr(native, "find_spec", lambda name: name)
+    monkeypatch.setattr(native, "import_module", lambda name: other)
+    monkeypatch.setitem(sys.modules, native._NAME, other)
+    told = str(native.build())
+    assert told.startswith("not used: built with torch 2.9.1, and this is torch")
+    assert told.endswith("_native.so, built with torch 2.9.1 by gcc 12")
+    assert "/there" not in told

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +17,17 @@ from torch.utils import _pytree as pytree
 from torch_cudal1 import guard, observe
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import Call, Flat, keeping_versions, random_kept, stand_in
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
-from torch_cudal1.graph.swap import in_graph_order, swap
-from torch_cudal1.judge import timing
+from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
+from torch_cudal1.judge import kept_warm
+from torch_cudal1.judge.measure import sample_pairs
+from torch_cudal1.judge.statistics import PairedSummary, summarise
 from torch_cudal1.machine import device_of
-from torch_cudal1.pipeline import Choice, Place, Progress, choose, end_to_end_name, place_for
+from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
+from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
@@ -43,6 +46,7 @@ class Bound:
     choices: tuple[Choice, ...]
     note: str = ""
     weights: frozenset[int] = frozenset()  # identities of the parameters and buffers that `call` keeps alive
+    direct: Direct | None = None  # the same call without AOTAutograd's wrapper, where nothing needs that
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Unbound:
     earlier: Bound | None = None
 
 
+@kept_warm()
 def bind(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -84,7 +89,11 @@ def bind(
     )
     if any(choice.entry is None for choice in choices):
         return Unbound(next(choice.reason for choice in choices if choice.entry is None), choices, missed=True)
-    fill = partial(_fill, traced, lowered, choices, place)
+
+    def fill() -> tuple[Callable[..., Any], Direct | None]:
+        built = _fill(traced, lowered, choices, place)
+        return traced.call, _direct(traced, lowered, built, flat)
+
     builders = _contenders(module, flat, choices, fill, held)
     if not builders:
         return Unbound("eager is the fastest baseline and nothing beat it", choices)
@@ -97,7 +106,8 @@ def bind(
         return Unbound(settled.note, choices)
     call = settled.call or builders[settled.winner]()
     flat.release()
-    return Bound(call, held, choices, settled.note, weights_of(module))
+    direct, call = (call.direct, call.call) if isinstance(call, _Served) else (None, call)
+    return Bound(call, held, choices, settled.note, weights_of(module), direct)
 
 
 def weights_of(module: torch.nn.Module) -> frozenset[int]:
@@ -147,19 +157,50 @@ def _named(flat: Flat) -> dict[str, torch.Tensor]:
     return dict([*flat.named_parameters(remove_duplicate=False), *flat.named_buffers(remove_duplicate=False)])
 
 
-def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice], place: Place) -> Callable[..., Any]:
-    """Build every choice into its graph of the trace; the callable of the whole."""
+@dataclass(frozen=True, eq=False)
+class _Served:
+    """A call graph by graph, and the short way to it if there is one; `guard` says how long that may be taken."""
+
+    call: Call
+    direct: Direct | None
+    guard: guard.ModuleGuard
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call(args, kwargs)
+
+    def as_a_module_would(self, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Call:
+        """What calls like this one will cost: the short way in front."""
+        table = entry(cuda=place.device.type == "cuda")
+        if table is None or self.direct is None:
+            return self.call
+        self.direct.into(table, self, self.guard, args, kwargs)
+        return through(table, self.call)
+
+
+def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice], place: Place) -> list[Swapped]:
+    """Build every choice into its graph of the trace."""
+    built = []
     for item, choice in zip(lowered, choices, strict=True):
-        swapped = swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness)
-        traced.fill(item.region.kind, in_graph_order(swapped, item.order))
-    return traced.call
+        built.append(swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness))
+        traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
+    return built
+
+
+def _direct(traced: Traced, lowered: Sequence[Lowered], built: Sequence[Swapped], flat: Flat) -> Direct | None:
+    """The short way to the one graph, if nothing of AOTAutograd's wrapper is needed around it."""
+    if not traced.direct:
+        return None
+    (item,), (graph,), (swapped,), named = lowered, traced.graphs, built, _named(flat)
+    origins = [graph.origins[position] for position in item.order]
+    sources = tuple(origin if isinstance(origin, int) else named[str(origin)] for origin in origins)
+    return Direct(lambda: swapped.direct, sources, flat.finisher())
 
 
 def _contenders(
     module: torch.nn.Module,
     flat: Flat,
     choices: tuple[Choice, ...],
-    fill: Callable[[], Callable[..., Any]],
+    fill: Callable[[], tuple[Callable[..., Any], Direct | None]],
     held: guard.ModuleGuard,
 ) -> dict[str, Callable[[], Call]]:
     """Builders of what may run instead of the module's own forward: the choices graph by graph; in training torch.compile too."""
@@ -172,7 +213,8 @@ def _contenders(
         return twice(lambda args, kwargs: compiled(*args, **kwargs))
 
     def graph_by_graph() -> Call:
-        return twice(keeping_versions(flat.caller(fill()), module))
+        whole, direct = fill()
+        return _Served(twice(keeping_versions(flat.caller(whole), module)), direct, held)
 
     def twice(call: Call) -> Call:
         return differentiable_twice(call, module, held) if training and not random else call
@@ -219,11 +261,12 @@ class _Trial:
             for tensor, value in before:
                 tensor.copy_(value)
 
-    def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> timing.PairedSummary:
+    def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
         """Paired times of the module's own forward and `call`; with their backward where gradients are wanted."""
         own = self._step(self.module._call_impl, args, kwargs)
-        ours = self._step(lambda *args, **kwargs: call(args, kwargs), args, kwargs)
-        return timing.summarise(timing.sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S))
+        called = call.as_a_module_would(args, kwargs, place) if isinstance(call, _Served) and not self.training else call
+        ours = self._step(lambda *args, **kwargs: called(args, kwargs), args, kwargs)
+        return summarise(sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S))
 
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         if not self.training:

@@ -87,20 +87,27 @@ class Flat(torch.nn.Module):
 
         To be asked for after tracing; it keeps neither the example tensors nor the module.
         """
-        out_spec, out_plain = self._out_spec, list(self._out_plain)
-        single = out_spec.is_leaf() and out_plain == [None]
+        finish = self.finisher()
         bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure((tuple(self.tensors), {}))
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            tensors = args if bare else [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            results = compiled(*tensors)
+            return results[0] if finish is None else finish(results)
+
+        return call
+
+    def finisher(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+        """What gives flat results the form of the module's output; None if that is one tensor. To be asked for after tracing."""
+        out_spec, out_plain = self._out_spec, list(self._out_plain)
+        if out_spec.is_leaf() and out_plain == [None]:
+            return None
 
         def unflatten(results: Sequence[torch.Tensor]) -> Any:
             moving = iter(results)
             return pytree.tree_unflatten([next(moving) if plain is None else plain[0] for plain in out_plain], out_spec)
 
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensors = args if bare else [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            results = compiled(*tensors)
-            return results[0] if single else unflatten(results)
-
-        return call
+        return unflatten
 
 
 def keeping_versions(call: Call, module: torch.nn.Module) -> Call:

@@ -36,13 +36,14 @@ class ModuleGuard:
     another thread during the check may be seen only by the next one, as with a plain module call.
     """
 
-    __slots__ = ("__weakref__", "_watched", "holds", "implementation")
+    __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
 
     def __init__(self, watched: Watched, implementation: Implementation) -> None:
         extension = native.extension() if implementation == "native" else None
         self._watched = watched
         self.implementation = implementation
-        self.holds: Callable[[], bool] = _Python(watched).holds if extension is None else extension.Guard(*_plain(watched)).holds
+        self.native: Any = None if extension is None else extension.Guard(*_plain(watched))  # what C++ code may ask itself
+        self.holds: Callable[[], bool] = _Python(watched).holds if self.native is None else self.native.holds
 
     def why(self) -> str:
         """Which module and what differs, "" if the guard holds. Slow; for reports."""

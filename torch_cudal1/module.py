@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
-from torch_cudal1 import guard, observe
+from torch_cudal1 import fast, guard, observe
 from torch_cudal1.binding import Bound, Unbound, bind, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
@@ -113,6 +114,7 @@ class Dispatcher:
         self._changes: dict[Any, _Change] = {}
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
+        self._table, self._miss = fast.entry(cuda=False), fast.miss()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a state of their own may not.)"""
@@ -127,6 +129,10 @@ class Dispatcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result, from what is bound for these arguments or from its own forward."""
+        if self._table is not None and not is_compiling():
+            result = self._table(args, kwargs)
+            if result is not self._miss:
+                return result
         if is_disabled() or guard.tracing_reason():
             return self._own(args, kwargs)
         signature = guard.signature(args, kwargs)
@@ -135,7 +141,10 @@ class Dispatcher:
             return self._own(args, kwargs)
         bound = self.bindings.get(self._key(signature))
         if isinstance(bound, Bound) and bound.guard.holds():
-            return bound.call(args, kwargs)
+            result = bound.call(args, kwargs)
+            if self._table is not None and bound.direct is not None:
+                bound.direct.into(self._table, bound, bound.guard, args, kwargs)
+            return result
         if not isinstance(bound, Unbound) or bound.guard is not None:
             bound = self._decide(signature, args, kwargs)
             if isinstance(bound, Bound):
@@ -161,6 +170,7 @@ class Dispatcher:
         types = tuple(sorted(found & {"cpu", "cuda"})) or ("cpu",)  # nothing is bound on other devices
         if types != self._device_types:
             self._device_types = types
+            self._table = fast.entry(cuda="cuda" in types)
             self.bindings.clear()
             self._met.clear()
             self._changes.clear()
@@ -223,6 +233,8 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None
     ) -> Bound | Unbound:
         self._know_devices(args, kwargs)
+        if self._table is not None:
+            self._table.clear()  # what is bound may be replaced now, and must not live on in there
         key = self._key(guard.signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
         return bound

@@ -1,12 +1,14 @@
-"""Finds the optional C++ extension `torch_cudal1._guard` once and says why it is not there.
+"""Finds the optional C++ extension `torch_cudal1._native` once and says why it is not there.
 
-It is an accelerator of `torch_cudal1.guard`, never a requirement: without it the plain Python guard answers the same. The extension
-uses torch's C++ interface, which is only stable within one minor release, so one built with another torch is refused, not tried.
+It makes guard, programs and graph replays faster and is never a requirement: without it plain Python answers the same. It uses
+torch's C++ interface, which is only stable within one minor release, so one built with another torch is refused, not tried.
 It does not build anything (`setup.py` does), and importing this module does not load the extension.
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,10 +17,10 @@ from types import ModuleType
 
 import torch
 
-__all__ = ["extension", "status"]
+__all__ = ["Build", "build", "extension", "status"]
 
-_NAME = "torch_cudal1._guard"
-_BUILD_NOTE = Path(__file__).with_name("_guard_build.txt")  # written by setup.py when it built no extension
+_NAME = "torch_cudal1._native"
+_BUILD_NOTE = Path(__file__).with_name("_native_build.txt")  # written by setup.py when it built no extension
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"
 
 
@@ -26,6 +28,31 @@ def status() -> tuple[bool, str]:
     """Whether the extension is used, and the reason if it is not. Never raises; found out once in a process."""
     module, reason = _load()
     return module is not None, reason
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the extension came to be: file name, torch and compiler that it was built with ("" where there is none), and its use."""
+
+    used: bool
+    reason: str
+    file: str = ""
+    torch: str = ""
+    compiler: str = ""
+
+    def __str__(self) -> str:
+        built = f"{self.file}, built with torch {self.torch} by {self.compiler}" if self.file else ""
+        return f"used: {built}" if self.used else "; ".join(part for part in (f"not used: {self.reason}", built) if part)
+
+
+def build() -> Build:
+    """Whether and how the extension was built. Never raises."""
+    used, reason = status()
+    module = sys.modules.get(_NAME)  # also one that loaded and was refused
+    if module is None:
+        return Build(used, reason)
+    facts = (str(getattr(module, name, "unknown")) for name in ("TORCH_VERSION", "COMPILER"))
+    return Build(used, reason, Path(str(module.__file__)).name, *facts)
 
 
 def extension() -> ModuleType | None:

@@ -45,7 +45,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
-TOLERANCE_VERSION = 1  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
+TOLERANCE_VERSION = 2  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one candidate, in the order they ran. `profile` names the set of checks: there is one so far."""
+    """All checks of one candidate, in the order they ran. `profile` names the set of checks: "fast", "standard" or "strict"."""
 
     checks: tuple[Check, ...]
     profile: str = "fast"
@@ -166,7 +166,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Timing:
-    """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over candidate time."""
+    """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over candidate time.
+
+    `profile`: the timing plan it was made under. `score`: what that profile quotes, None in entries made before there were scores.
+    `details`: what was measured beside it (JSON): each state of the L2 cache, first calls, host and device time, the GPU's state.
+    """
 
     verdict: Verdict
     baseline: str
@@ -177,6 +181,9 @@ class Timing:
     high: float
     pairs: int
     baselines_us: Mapping[str, float] = field(default_factory=dict)
+    profile: str = "fast"
+    score: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.verdict.passed:

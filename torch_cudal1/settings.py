@@ -6,6 +6,7 @@ of range is refused by name. Nothing is written to the environment.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch_cudal1.errors import SettingError
 
-__all__ = ["PREFIX", "Settings", "inherited_environment"]
+__all__ = ["PREFIX", "Settings", "inherited_environment", "process_environment"]
 
 PREFIX = "TORCH_CUDAL1_"
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -38,6 +39,7 @@ class Settings:
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
+    - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
     """
 
     enabled: bool = True
@@ -53,6 +55,7 @@ class Settings:
     autotune: bool = False
     candidate_timeout_s: float = 120.0
     memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
+    unsafe_sandbox: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -69,7 +72,7 @@ class Settings:
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
-        for name in ("enabled", "assume_finite", "autotune"):
+        for name in ("enabled", "assume_finite", "autotune", "unsafe_sandbox"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
@@ -104,6 +107,18 @@ class Settings:
 def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
     """The variables a child process is given: those in `names` and those that start with one of `prefixes`."""
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
+
+
+def process_environment() -> dict[str, str]:
+    """Every variable as the C library has it now: `os.putenv` and native code change that and not `os.environ`."""
+    try:
+        block = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    except (OSError, ValueError):  # no such library or symbol outside POSIX
+        return dict(os.environ)
+    texts: list[str] = []
+    while block and (text := block[len(texts)]) is not None:
+        texts.append(text.decode(errors="replace"))
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 def _literal(name: str) -> Any:

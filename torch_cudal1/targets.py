@@ -25,10 +25,10 @@ import torch
 from torch.utils import _pytree
 
 from torch_cudal1.errors import TargetError
+from torch_cudal1.kernelbench import NAMES, constructor_arguments
 
 __all__ = ["Loaded", "expand", "load", "moved", "try_call"]
 
-_KERNELBENCH = ("Model", "get_inputs", "get_init_inputs")
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _SEED = 0  # weights and inputs of a target are the same at every load
 
@@ -61,7 +61,7 @@ def expand(target: str) -> tuple[str, ...]:
     if not folder.is_dir():
         return (target,)
     files = sorted((p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))), key=lambda p: _natural(str(p)))
-    found = tuple(str(path) for path in files if _defined(path, str(path)) & set(_KERNELBENCH))
+    found = tuple(str(path) for path in files if _defined(path, str(path)) & set(NAMES))
     if not found:
         raise TargetError(target, f"the folder holds no KernelBench-style file ({len(files)} Python files were looked at)")
     return found
@@ -100,7 +100,7 @@ def _split(target: str) -> tuple[str, str]:
 
 def _from_file(target: str, path: Path, name: str) -> Any:
     defined = _defined(path, target)
-    missing = [part for part in _KERNELBENCH if part not in defined]
+    missing = [part for part in NAMES if part not in defined]
     if not name and missing:
         raise TargetError(target, f"the file defines no {', no '.join(missing)}, and no ':callable' says what to call in it")
     with _on_path(path.parent):
@@ -109,14 +109,11 @@ def _from_file(target: str, path: Path, name: str) -> Any:
 
 
 def _kernelbench(target: str, module: ModuleType) -> Any:
-    model, get_inputs, get_init_inputs = (_attribute(target, module, part) for part in _KERNELBENCH)
+    model, get_inputs, get_init_inputs = (_attribute(target, module, part) for part in NAMES)
 
     def build() -> Any:
-        given = get_init_inputs()
-        # Newer tasks answer [args, kwargs]; a list whose only two items are a list and a dict can be nothing else.
-        if len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
-            return model(*given[0], **given[1]), get_inputs()
-        return model(*given), get_inputs()
+        args, kwargs = constructor_arguments(get_init_inputs())
+        return model(*args, **kwargs), get_inputs()
 
     return _build(target, build)
 

@@ -18,6 +18,8 @@ RELU = Aten("aten.relu.default", (Value(0),), (), (1,))
 LAUNCH = Launch("k", "kernel", (2, 1, 1), 128, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))
 GOOD = Program((CPU,), (RELU,), (1,))
 KERNEL = Program((GPU,), (Alloc(1, GPU), LAUNCH), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+VIEW = Aten("aten.t.default", (Value(1),), (), (2,))
+TWO_VIEWS = (*LAUNCH.args, LaunchArg("ptr", Value(2)))
 
 
 def with_step(**changes):
@@ -55,6 +57,14 @@ BROKEN = [
     ("launch", with_launch(args=(*LAUNCH.args, LaunchArg("i32", 2**40))), "argument i32"),
     ("launch", with_launch(args=(*LAUNCH.args, LaunchArg("ptr", 4096))), "argument ptr"),
     ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(2**50, 8))), LAUNCH)), "impossible"),
+    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(2**40, 1))), LAUNCH)), "impossible"),
+    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(0, 1))), LAUNCH)), "share memory"),
+    ("alloc", replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(4, 1))), LAUNCH)), "share memory"),
+    (
+        "launch",
+        replace(KERNEL, steps=(KERNEL.steps[0], VIEW, replace(LAUNCH, args=TWO_VIEWS))),
+        "values 1 and 2 are the same memory",
+    ),
     ("call", replace(GOOD, steps=(Call(GOOD, (0, 0), (1,)),)), "fit the callee"),
     ("call", replace(GOOD, steps=(Call(replace(GOOD, outputs=(None,)), (0,), (1,)),)), "tensor for every output"),
 ]
@@ -67,7 +77,18 @@ def test_a_program_that_breaks_a_rule_is_refused_by_it(rule, program, words):
     assert caught.value.rule == rule
 
 
-@pytest.mark.parametrize("program", [GOOD, KERNEL, replace(GOOD, steps=(Call(GOOD, (0,), (1,)),))])
+SOUND = [
+    GOOD,
+    KERNEL,
+    replace(GOOD, steps=(Call(GOOD, (0,), (1,)),)),
+    replace(KERNEL, steps=(Alloc(1, replace(GPU, strides=(1, 4))), LAUNCH)),
+    replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(1, 8), strides=(0, 1))), LAUNCH)),
+    replace(KERNEL, steps=(Alloc(1, replace(GPU, shape=(0, 8), strides=(0, 0))), LAUNCH)),
+    replace(KERNEL, steps=(KERNEL.steps[0], replace(LAUNCH, args=(*LAUNCH.args, LaunchArg("ptr", Value(1)))))),
+]
+
+
+@pytest.mark.parametrize("program", SOUND)
 def test_a_sound_program_passes(program):
     check_program(program)
 

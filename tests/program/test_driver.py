@@ -24,86 +24,10 @@ from tests.program.test_cubin import ADD, HIDDEN, POINTERS, build  # noqa: F401 
 from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program import driver
 from torch_cudal1.program.driver import driver_status, prepare_launch
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.execute import interpret
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 
-RECORDER = r"""
-#include <cuda.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#undef cuCtxPushCurrent
-#undef cuCtxPopCurrent
-#define EXPORT __attribute__((visibility("default")))
-
-EXPORT int calls_init, calls_load, calls_get, calls_push, calls_pop, calls_func_load, calls_launch;
-EXPORT int fail_load, fail_launch;
-EXPORT int load_aligned, param_count = 8;
-EXPORT int param_sizes[32];
-EXPORT unsigned char param_bytes[32][8];
-EXPORT int attribute_ids[32], attribute_values[32], attribute_count;
-EXPORT CUlaunchConfig config;
-EXPORT CUlaunchAttribute launch_attributes[4];
-EXPORT void *launched_function, *context_at_launch;
-EXPORT char symbols[32][64];
-static __thread void *stack[8];
-static __thread int depth;
-
-EXPORT CUresult cuInit(unsigned flags) { calls_init++; return CUDA_SUCCESS; }
-EXPORT CUresult cuDeviceGet(CUdevice *d, int i) { *d = 100 + i; return CUDA_SUCCESS; }
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
-  *c = (CUcontext)(intptr_t)(0xC0DE00000000ull + d);
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuCtxGetCurrent(CUcontext *c) { *c = depth ? stack[depth - 1] : NULL; return CUDA_SUCCESS; }
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext c) { calls_push++; stack[depth++] = c; return CUDA_SUCCESS; }
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *c) { calls_pop++; *c = stack[--depth]; return CUDA_SUCCESS; }
-EXPORT CUresult cuModuleLoadData(CUmodule *m, const void *image) {
-  if (fail_load) return (CUresult)fail_load;
-  load_aligned = ((uintptr_t)image % 64 == 0) && memcmp(image, "\177ELF", 4) == 0 && depth > 0;
-  *m = (CUmodule)(intptr_t)(0x1000000000ull + ++calls_load);
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
-  strncpy(symbols[calls_get++], name, 63);
-  *f = (CUfunction)((intptr_t)m << 4);
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) {
-  if (v > 232448) return CUDA_ERROR_INVALID_VALUE;
-  attribute_ids[attribute_count] = a; attribute_values[attribute_count++] = v;
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuFuncLoad(CUfunction f) { calls_func_load++; return CUDA_SUCCESS; }
-EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) {
-  if (fail_launch) return (CUresult)fail_launch;
-  if (extra) return CUDA_ERROR_INVALID_VALUE;
-  calls_launch++;
-  config = *c; launched_function = f; context_at_launch = depth ? stack[depth - 1] : NULL;
-  for (unsigned i = 0; i < c->numAttrs; i++) launch_attributes[i] = c->attrs[i];
-  for (int i = 0; i < param_count; i++) memcpy(param_bytes[i], params[i], param_sizes[i]);
-  return CUDA_SUCCESS;
-}
-EXPORT CUresult cuGetErrorName(CUresult r, const char **s) {
-  *s = r == 209 ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : r == 719 ? "CUDA_ERROR_LAUNCH_FAILED" : NULL;
-  return *s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-/* what cuda.h says, for the layout test */
-EXPORT int size_config = sizeof(CUlaunchConfig), size_attribute = sizeof(CUlaunchAttribute);
-EXPORT int numbers[] = {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-                        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-                        CU_CLUSTER_SCHEDULING_POLICY_SPREAD};
-EXPORT unsigned cluster_x(void) { return launch_attributes[0].value.clusterDim.x; }
-EXPORT unsigned cluster_y(void) { return launch_attributes[0].value.clusterDim.y; }
-EXPORT unsigned cluster_z(void) { return launch_attributes[0].value.clusterDim.z; }
-EXPORT int policy(void) { return launch_attributes[1].value.clusterSchedulingPolicyPreference; }
-EXPORT unsigned geometry(int i) {
-  unsigned g[] = {config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ,
-                  config.sharedMemBytes, config.numAttrs};
-  return g[i];
-}
-EXPORT void *stream(void) { return config.hStream; }
-"""
+RECORDER = Path(__file__).with_name("recorder.c")
 SIZES = (8, 8, 8, 4, 8, 4, 8, 8)  # of add_kernel
 STREAM = 0xABC0
 GPU = torch.device("cuda", 1)
@@ -129,10 +53,9 @@ def recorder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C compiler for the recording driver")
     folder = tmp_path_factory.mktemp("driver")
-    (folder / "recorder.c").write_text(RECORDER)
     include = Path(triton.__file__).parent / "backends/nvidia/include"
     path = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", str(folder / "recorder.c"), "-o", str(path)], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", str(RECORDER), "-o", str(path)], check=True)
     return path
 
 
@@ -143,6 +66,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copy(recorder_path, fresh)  # a copy has its own counters
     state = SimpleNamespace(capability=(9, 0), capturing=False, stream=STREAM)
     monkeypatch.setattr(driver, "_LIBRARY", str(fresh))
+    monkeypatch.setattr(driver, "_STREAM_LIBRARY", str(fresh))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -306,7 +230,7 @@ def test_a_program_launches_through_the_executor(cuda: Any, add: torch.Tensor, m
     made = Placed(0x9000)
     monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: made)
     inputs: list[Any] = [Placed(0x7000), Placed(0x8000)]
-    assert prepare(program, GPU)(inputs) == [made]
+    assert interpret(program, GPU)(inputs) == [made]
     assert parameters(cuda)[:3] == [struct.pack("<Q", a) for a in (0x7000, 0x8000, 0x9000)]
 
 

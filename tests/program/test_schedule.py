@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.program.execute import prepare, skip_launch
+from torch_cudal1.program.execute import interpret, prepare, skip_launch
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.program.operator import output_specs, register, run_operator, value_specs
 from torch_cudal1.program.schedule import build
@@ -64,13 +64,14 @@ def test_shapes_come_without_launching():
     launch = Launch("k", "kernel", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))
     program = Program((SPEC,), (Alloc(1, spec), launch), (1,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
     assert output_specs(program) == [spec]
-    assert prepare(program, CPU, launcher=skip_launch)([torch.ones(6, 6)])[0].shape == (8, 4)
+    assert interpret(program, CPU, launcher=skip_launch)([torch.ones(6, 6)])[0].shape == (8, 4)
     assert value_specs(WHOLE)[5] == TensorSpec("float32", (3, 6), (6, 1), "cpu")
 
 
-def test_values_die_when_nobody_needs_them_any_more():
+@pytest.mark.parametrize("executor", [prepare, interpret])
+def test_values_die_when_nobody_needs_them_any_more(executor):
     steps = tuple(Aten("aten.neg.default", (Value(index),), (), (index + 1,)) for index in range(50))
-    run = prepare(Program((SPEC,), steps, (50,)), CPU)
+    run = executor(Program((SPEC,), steps, (50,)), CPU)
     results: list[weakref.ref[torch.Tensor]] = []
     most = 0
 

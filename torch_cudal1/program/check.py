@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.aten import is_functional, is_random, overload
-from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
+from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, TensorSpec, Value, step_outs
 
 __all__ = ["check_program", "is_random_program", "used_values"]
 
@@ -38,8 +38,10 @@ def check_program(program: Program) -> None:
             raise ProgramError("constants", f"no payload {name!r}")
     known = len(program.inputs) + len(program.constants)
     allocated: set[int] = set()
+    memory: dict[int, int] = {}  # value -> the alloc whose memory it is
     for position, step in enumerate(program.steps):
         _check_step(step, program, known, allocated, position)
+        _check_overlap(step, memory, position)
         for out in step_outs(step):
             if out != known:
                 raise ProgramError("numbering", f"step {position} yields value {out}, expected {known}")
@@ -95,10 +97,45 @@ def _check_step(step: Step, program: Program, known: int, allocated: set[int], p
     elif isinstance(step, Call):
         _check_call(step, position)
     elif isinstance(step, Alloc):
-        if min(step.spec.shape, default=0) < 0 or min(step.spec.strides, default=0) < 0 or step.spec.size_bytes > _MAX_BYTES:
+        if min(step.spec.shape, default=0) < 0 or min(step.spec.strides, default=0) < 0 or _extent_bytes(step.spec) > _MAX_BYTES:
             raise ProgramError("alloc", f"step {position}: impossible size {step.spec}")
+        if _overlaps_itself(step.spec):
+            raise ProgramError("alloc", f"step {position}: elements share memory in {step.spec}, so a kernel could not write them")
     else:
         _check_launch(step, program, allocated, position)
+
+
+def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
+    """A launch gets no two values in the memory of one alloc: it would read what it writes. `memory` learns the step's views."""
+    if isinstance(step, Alloc):
+        memory[step.out] = step.out
+    elif isinstance(step, Aten):
+        arguments = zip(overload(step.target)._schema.arguments, step.args, strict=False)
+        viewed = [index for argument, given in arguments if argument.alias_info is not None for index in _values(given)]
+        memory |= {out: memory[index] for out in step.outs for index in viewed if index in memory}
+    elif isinstance(step, Launch):
+        seen: dict[int, int] = {}
+        for index in dict.fromkeys(used_values(step)):
+            first = seen.setdefault(memory.get(index, -1 - index), index)
+            if first != index:
+                found = f"values {first} and {index} are the same memory"
+                raise ProgramError("launch", f"step {position}, launch of {step.symbol!r}: {found}")
+
+
+def _extent_bytes(spec: TensorSpec) -> int:
+    """Bytes from the first element to the last, and of the elements, whichever is more."""
+    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
+    return max(spec.size_bytes, (last + 1) * spec.torch_dtype.itemsize)
+
+
+def _overlaps_itself(spec: TensorSpec) -> bool:
+    """Whether two elements may share memory: a stride that does not step over all that smaller strides reach."""
+    reached = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1):
+        if stride <= reached and spec.numel:
+            return True
+        reached += (size - 1) * stride
+    return False
 
 
 def _check_call(step: Call, position: int) -> None:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.execute import prepare, skip_launch
+from torch_cudal1.program.execute import interpret, skip_launch
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
@@ -67,7 +67,7 @@ def _is_view(step: Step) -> bool:
 def _flops(program: Program) -> float:
     counter = FlopCounterMode(display=False)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
-        prepare(program, torch.device(program.device), launcher=skip_launch)([_empty(spec) for spec in program.inputs])
+        interpret(program, torch.device(program.device), launcher=skip_launch)([_empty(spec) for spec in program.inputs])
     return float(counter.get_total_flops())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_cudal1.errors import ProgramError
@@ -21,7 +21,7 @@ PARAM_BYTES: Mapping[str, int] = {"ptr": 8, "null": 8, "i64": 8, "i32": 4, "fp32
 
 _EM_CUDA = 190
 _SYMTAB, _NOBITS = 2, 8  # section types
-_WRITE = 0x1  # section flag
+_WRITE, _EXECUTE = 0x1, 0x4  # section flags
 _NOTYPE, _FUNC = 0, 2  # symbol types
 _ENTRY = 0x10  # st_other of a kernel, as opposed to a device function
 _NAME_LIMIT = 4096
@@ -53,6 +53,9 @@ class Cubin:
     undefined_functions: tuple[str, ...]  # vprintf, malloc, device-side launch, ...
     writable_globals: tuple[str, ...]  # sections a kernel could keep state in
     constant_sections: tuple[str, ...]  # user and compiler tables; parameters (.nv.constant0) left out
+    code: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)  # instructions by section (.text.<kernel>)
+    static_shared: Mapping[str, int] = field(default_factory=dict)  # kernel -> bytes, what newer compilers reserve included
+    functions: tuple[str, ...] = ()  # device functions inside, beside the kernels
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class _Section:
     flags: int
     body: bytes
     link: int
+    size: int  # in memory: a NOBITS section has no body
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ def inspect_cubin(data: bytes) -> Cubin:
         undefined_functions=tuple(s.name for s in symbols if s.section == 0 and s.name and s.kind in (_FUNC, _NOTYPE)),
         writable_globals=tuple(s.name for s in sections if _keeps_state(s)),
         constant_sections=tuple(n for n in by_name if n.startswith(".nv.constant") and not n.startswith(".nv.constant0.")),
+        code=tuple((s.name, s.body) for s in sections if s.flags & _EXECUTE),
+        functions=tuple(s.name for s in symbols if s.kind == _FUNC and s.section != 0 and not s.other & _ENTRY),
+        static_shared={s.name.removeprefix(".nv.shared."): s.size for s in sections if s.name.startswith(".nv.shared.")},
     )
 
 
@@ -167,7 +174,7 @@ def _sections(data: bytes) -> list[_Section]:
     _want(stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes")  # copies of overlaps would eat the memory
     bodies = [b"" if h[1] in (0, _NOBITS) else _slice(data, h[4], h[5]) for h in headers]
     names = bodies[names_at]
-    return [_Section(_name(names, h[0]), h[1], h[2], body, h[6]) for h, body in zip(headers, bodies, strict=True)]
+    return [_Section(_name(names, h[0]), h[1], h[2], body, h[6], h[5]) for h, body in zip(headers, bodies, strict=True)]
 
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:

@@ -1,8 +1,8 @@
-"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs are cloned out.
+"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs are copied out.
 
 Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen; if one moves to another
 address, the graph for the new addresses is captured. No output ever shares memory with a later call's output. Random numbers
-are refused: their generator would need registration.
+are refused: their generator would need registration. Where the C++ extension is built, a replay costs no Python (csrc/replay.cpp).
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from torch_cudal1 import native
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.program import driver
 from torch_cudal1.program.execute import Runner
 
 __all__ = ["GraphedRunner"]
@@ -35,15 +39,27 @@ class GraphedRunner:
         self._runner, self._static, self._device = runner, static, device
         self._moving: tuple[int, ...] = ()
         self._graphs: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+        self._replay: Any = None  # the C++ form, from the first call on
+        self.interpreted = ""  # why there is none
+
+    @property
+    def direct(self) -> Runner:
+        """The C++ form once there is one, which calls back here for what it has not captured."""
+        return self._replay or self
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Copy the moving inputs in, replay, clone the outputs out, all on the current stream."""
+        """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
+        if self._replay is None and not self.interpreted:
+            self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
+            self._make_native(len(inputs))
+        if self._replay is not None:
+            results: list[torch.Tensor | None] = self._replay(inputs)
+            return results
         if torch.cuda.is_current_stream_capturing():
             return self._runner(inputs)  # the user is capturing: our launches belong into the user's graph
         key = tuple(inputs[index].data_ptr() for index in sorted(self._static))
         captured = self._graphs.get(key)
         if captured is None:
-            self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             captured = self._capture(inputs)
             self._graphs[key] = captured
             if len(self._graphs) > _KEPT_GRAPHS:
@@ -52,6 +68,28 @@ class GraphedRunner:
             torch._foreach_copy_(captured.moving, [inputs[index] for index in self._moving])
         captured.graph.replay()
         return [_hand_out(out, inputs) for out in captured.outputs]
+
+    def _make_native(self, inputs: int) -> None:
+        extension = native.extension()
+        if extension is None:
+            self.interpreted = native.status()[1]
+        elif not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+            self.interpreted = f"torch {torch.__version__} does not tell the handle of a captured graph"
+        elif isinstance(addresses := driver.replay_addresses(self._device), str):
+            self.interpreted = addresses
+        else:
+            static, kept = tuple(sorted(self._static)), _KEPT_GRAPHS
+            self._replay = extension.Replay(self._uncaptured, driver.fail, inputs, static, self._device, addresses, kept)
+
+    def _uncaptured(self, inputs: Sequence[torch.Tensor], capturing: bool) -> list[torch.Tensor | None]:
+        """A call that the C++ form does not serve: nothing was captured at these addresses, or the user is capturing."""
+        if capturing or torch.cuda.is_current_stream_capturing():
+            return self._runner(inputs)
+        captured = self._capture(inputs)
+        executable = captured.graph.raw_cuda_graph_exec()
+        self._replay.add(tuple(inputs), executable, tuple(captured.moving), tuple(captured.outputs), captured)
+        results: list[torch.Tensor | None] = self._replay(inputs)
+        return results
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
         held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
@@ -65,8 +103,16 @@ class GraphedRunner:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 results = self._runner(held)
+        _refuse_shared(results)
         outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
         return _Captured(graph, [held[index] for index in self._moving], outputs)
+
+
+def _refuse_shared(results: Sequence[torch.Tensor | None]) -> None:
+    """Two outputs that are views of one tensor would be handed out as two copies: a write to one must show in the other."""
+    storages = [out.untyped_storage().data_ptr() for out in results if out is not None and out.numel()]
+    if len(set(storages)) < len(storages):
+        raise NotLowerableError("two outputs share memory, and a CUDA graph would hand out separate copies")
 
 
 def _hand_out(out: torch.Tensor | int | None, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:

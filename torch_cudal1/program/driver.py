@@ -1,8 +1,9 @@
 """Launches cubins through the CUDA driver API with ctypes: no compiler, no extension and no Triton at run time.
 
-`prepare_launch` checks the machine code against the plan and loads it, before any CUDA graph capture; what it returns only writes
-pointers and launches on PyTorch's current stream, so it can be captured. It does not check that a kernel stays inside its buffers
-(the judge does), and it never unloads: a captured graph may still hold the kernel.
+`load_launch` checks the machine code against the plan and loads it, before any CUDA graph capture. `prepare_launch` makes a
+callable of it that only writes pointers and launches on PyTorch's current stream, so it can be captured; `packed` and `addresses`
+tell the C++ executor the same launch, and `explain` raises its failures. Nothing here checks that a kernel stays inside its buffers
+(the judge does), and nothing is ever unloaded: a captured graph may still hold the kernel.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,9 +24,21 @@ from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.model import Launch, LaunchArg, Value
 
-__all__ = ["driver_status", "prepare_launch"]
+__all__ = [
+    "Loaded",
+    "addresses",
+    "driver_status",
+    "explain",
+    "fail",
+    "load_launch",
+    "packed",
+    "prepare_launch",
+    "replay_addresses",
+    "timer_addresses",
+]
 
 _LIBRARY = "libcuda.so.1"
+_STREAM_LIBRARY, _STREAM_FUNCTION = "libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"  # of PyTorch's stable C interface
 # All exist since driver 11.8; torch >= 2.11 needs a newer one anyway. cuFuncLoad (12.4) is used where it exists.
 _NEEDED = (
     "cuInit",
@@ -86,11 +101,20 @@ def driver_status() -> tuple[bool, str]:
     return not missing, f"the CUDA driver lacks {', '.join(missing)}; update it" if missing else _LIBRARY
 
 
-def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Sequence[Any]], None]:
-    """A callable that launches `launch` on the values of a running Program, on PyTorch's current stream of `device`.
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A launch whose kernel is loaded and ready on device `index`, in PyTorch's context there."""
 
-    `cubin` is the payload (uint8). `launch.grid` counts programs as Triton does: with a cluster, x is multiplied by its size.
-    Any thread may use the callable; it raises ProgramError for a misplaced or misaligned tensor, DriverError if the driver refuses.
+    driver: _Driver
+    context: ctypes.c_void_p
+    function: ctypes.c_void_p
+    launch: Launch
+    index: int
+
+
+def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Loaded:
+    """Check `cubin` (the payload, uint8) against `launch` and the device, and load it.
+
     Raises ProgramError if the cubin does not fit the launch or the device, DriverError without a driver or if loading fails.
     """
     usable, reason = driver_status()
@@ -107,20 +131,25 @@ def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) ->
     context = driver.context(index)
     with driver.current(context):
         function = driver.function(index, image, launch)
-    return _launcher(driver, context, function, launch, index)
+    return Loaded(driver, context, function, launch, index)
 
 
-def _launcher(
-    driver: _Driver, context: ctypes.c_void_p, function: ctypes.c_void_p, launch: Launch, index: int
-) -> Callable[[Sequence[Any]], None]:
-    frames, device = _Frame(launch), torch.device("cuda", index)
+def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Sequence[Any]], None]:
+    """A callable that launches `launch` on the values of a running Program, on PyTorch's current stream of `device`.
+
+    `launch.grid` counts programs as Triton does: with a cluster, x is multiplied by its size. Any thread may use the callable; it
+    raises ProgramError for a misplaced or misaligned tensor, DriverError if the driver refuses. Raises what `load_launch` raises.
+    """
+    loaded = load_launch(cubin, launch, device)
+    driver, context, function, index = loaded.driver, loaded.context, loaded.function, loaded.index
+    frames, place = _Frame(launch), torch.device("cuda", index)
     start, current_stream = driver.library.cuLaunchKernelEx, torch.cuda.current_stream
 
     def run(values: Sequence[Any]) -> None:
         frame = frames
         for slot, number, mask in frame.pointers:
-            slot.value = _address(values[number], number, mask, index)
-        frame.config.stream = current_stream(device).cuda_stream
+            slot.value = _address(values[number], number, mask, index, launch.symbol)
+        frame.config.stream = current_stream(place).cuda_stream
         if driver.is_current(context, frame.seen):
             status = start(frame.config_pointer, function, frame.parameters, None)
         else:  # a thread that has not used this device yet, or is on another one
@@ -132,13 +161,137 @@ def _launcher(
     return run
 
 
-def _address(tensor: Any, number: int, mask: int, index: int) -> int:
+# --- for the C++ executor (csrc/launch.h)
+
+
+def addresses(loaded: Loaded) -> tuple[int, ...] | str:
+    """The context, and where the functions lie that a launch calls; or why PyTorch's current stream cannot be asked from C."""
+    stream = _stream_function()
+    if isinstance(stream, str):
+        return stream
+    names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+    library = loaded.driver.library
+    graphs = [_address_of(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
+    return (loaded.context.value or 0, *(_address_of(library, name) for name in names), stream, *graphs)
+
+
+# What several launches in one CUDA graph need (since driver 12.0); without one of them they are launched one by one.
+_GRAPHS = (
+    "cuStreamIsCapturing",
+    "cuGraphLaunch",
+    "cuGraphCreate",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
+)
+_REPLAY = (
+    "cuMemcpyDtoDAsync_v2",
+    "cuGraphLaunch",
+    "cuStreamIsCapturing",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+)
+
+
+_TIMER = (
+    "cuCtxSynchronize",
+    "cuMemsetD8Async",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventElapsedTime",
+    "cuEventDestroy_v2",
+)
+
+
+def replay_addresses(device: torch.device) -> tuple[int, ...] | str:
+    """The context of `device`, and where the functions lie that a graph replay calls (csrc/replay.cpp); or why there are none."""
+    return _addresses_on(device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY)
+
+
+def timer_addresses(device: torch.device) -> tuple[int, ...] | str:
+    """The same for a timer (csrc/timer.cpp)."""
+    return _addresses_on(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
+
+
+def _addresses_on(device: torch.device, before: Sequence[str], after: Sequence[str]) -> tuple[int, ...] | str:
+    """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are none."""
+    usable, reason = driver_status()
+    if not usable:
+        return reason
+    stream = _stream_function()
+    if isinstance(stream, str):
+        return stream
+    driver = _driver()
+    missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
+    if missing:
+        return f"the CUDA driver lacks {', '.join(missing)}; update it"
+    context = driver.context(torch.cuda.current_device() if device.index is None else device.index)
+    first, last = ([_address_of(driver.library, name) for name in names] for names in (before, after))
+    return (context.value or 0, *first, stream, *last)
+
+
+def fail(call: str, result: int) -> NoReturn:
+    """Raise the DriverError of a driver function that answered `result`."""
+    _driver().fail(call, result, _LAUNCH_HINT)
+
+
+def _address_of(library: Any, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _stream_function() -> int | str:
+    """Where PyTorch's C function lies that tells its current stream, or why it is not there."""
+    try:
+        torch_cuda = ctypes.CDLL(_STREAM_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError as error:
+        return f"{_STREAM_LIBRARY} is not loaded in this process: {error}"
+    if not hasattr(torch_cuda, _STREAM_FUNCTION):
+        return f"{_STREAM_LIBRARY} of torch {torch.__version__} has no {_STREAM_FUNCTION}"
+    return _address_of(torch_cuda, _STREAM_FUNCTION)
+
+
+def packed(loaded: Loaded) -> tuple[Any, ...]:
+    """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value, mask) of each pointer)."""
+    launch, frame = loaded.launch, _Frame(loaded.launch)
+    attributes = [(one.id, list(one.value)) for one in frame.attributes]
+    words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]
+    masks = dict.fromkeys(launch.aligned, _ALIGNMENT - 1)
+    pointers = [
+        (position, arg.value.index, masks.get(arg.value.index, 0))
+        for position, arg in enumerate(launch.args)
+        if isinstance(arg.value, Value)
+    ]
+    config = frame.config
+    grid = tuple(config.grid)
+    return launch.symbol, loaded.function.value, grid, config.block[0], config.shared_bytes, attributes, words, pointers
+
+
+def explain(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
+    """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of csrc/launch.h."""
+    where = f"kernel {symbol!r}" if symbol else "the launches of this Program"
+    if kind == 0:
+        raise ProgramError("device", f"{where}: value {value} is absent, expected a tensor on the Program's device")
+    if kind == 1:
+        raise ProgramError("device", f"{where}: value {value} is on device {detail}, expected the Program's device")
+    if kind == 2:
+        raise ProgramError("alignment", f"{where}: value {value} starts at {detail:#x}, expected a multiple of {_ALIGNMENT} bytes")
+    if kind == 4:
+        raise DriverError(_STREAM_FUNCTION, f"error {detail}", f"{where}: PyTorch has no current stream on device {value}")
+    call = "cuLaunchKernelEx" if kind == 3 else "cuCtxGetCurrent"
+    _driver().fail(call, detail, f"{where}; {_LAUNCH_HINT}")
+
+
+def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
     if tensor is None or tensor.get_device() != index:
         place = "absent" if tensor is None else f"on device {tensor.get_device()}"
-        raise ProgramError("device", f"value {number} is {place}, expected a tensor on cuda:{index}")
+        raise ProgramError("device", f"kernel {symbol!r}: value {number} is {place}, expected a tensor on cuda:{index}")
     address = int(tensor.data_ptr())
     if address & mask:
-        raise ProgramError("alignment", f"value {number} starts at {address:#x}, expected a multiple of {_ALIGNMENT} bytes")
+        expected = f"expected a multiple of {_ALIGNMENT} bytes"
+        raise ProgramError("alignment", f"kernel {symbol!r}: value {number} starts at {address:#x}, {expected}")
     return address
 
 
@@ -218,7 +371,7 @@ class _Driver:
         if status:
             self.fail(name, status, hint)
 
-    def fail(self, name: str, status: int, hint: str) -> None:
+    def fail(self, name: str, status: int, hint: str) -> NoReturn:
         """Raises DriverError for a result that is not CUDA_SUCCESS."""
         text = ctypes.c_char_p()
         self.library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))

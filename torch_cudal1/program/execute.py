@@ -1,7 +1,7 @@
-"""The Python executor: runs a checked Program step by step. The readable reference, and the one used on the CPU.
+"""Makes a checked Program callable: by the C++ executor where it is built, else by the plain Python below, the readable reference.
 
-`prepare` resolves operators, loads kernels and works out when each value dies; what it returns only calls them. It checks no
-inputs (the guard in front of it does) and does no autograd: call it under no_grad or below AOTAutograd.
+Both resolve operators, load kernels and work out when each value dies beforehand; what they return only calls them. Neither checks
+inputs (the guard in front does) or does autograd: call the result under no_grad or below AOTAutograd.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from torch_cudal1 import observe
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, used_values
+from torch_cudal1.program.compiled import NotCompiled, compile_program
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
 
-__all__ = ["Launcher", "Runner", "prepare", "skip_launch"]
+__all__ = ["Launcher", "Runner", "interpret", "prepare", "skip_launch"]
 
 Runner: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
 Values: TypeAlias = list[Any]
@@ -23,12 +25,23 @@ Launcher: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], Callable[[V
 _Action: TypeAlias = Callable[[Values], None]
 
 
-def prepare(program: Program, device: torch.device, *, launcher: Launcher | None = None) -> Runner:
+def prepare(program: Program, device: torch.device) -> Runner:
     """A callable from the Program's inputs to its outputs on `device`.
 
-    `launcher` turns a launch step into a callable; by default the CUDA driver (`program.driver`). Raises ProgramError if the
-    Program breaks a rule, DriverError if a kernel cannot be loaded.
+    Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
     """
+    check_program(program)
+    compiled = compile_program(program, device)
+    if not isinstance(compiled, NotCompiled):
+        observe.count("programs_compiled")
+        runner: Runner = compiled
+        return runner
+    observe.record("program", "interpreted", reason=compiled.reason)
+    return _prepare(program, device, _driver_launcher)
+
+
+def interpret(program: Program, device: torch.device, *, launcher: Launcher | None = None) -> Runner:
+    """The same in plain Python. `launcher` turns a launch step into a callable; by default the CUDA driver (`program.driver`)."""
     check_program(program)
     return _prepare(program, device, launcher or _driver_launcher)
 

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.errors import ProgramError
-from torch_cudal1.program.execute import Runner, prepare, skip_launch
+from torch_cudal1.program.execute import Runner, interpret, prepare, skip_launch
 from torch_cudal1.program.model import Program, TensorSpec
 
 __all__ = ["output_specs", "register", "run_operator", "value_specs"]
@@ -56,7 +56,7 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
 def _fake_run(program: Program) -> list[torch.Tensor | None]:
     device = torch.device(program.device)
     inputs = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in program.inputs]
-    return prepare(program, device, launcher=skip_launch)(inputs)
+    return interpret(program, device, launcher=skip_launch)(inputs)
 
 
 def _find(digest: str) -> Program:

@@ -1,0 +1,25 @@
+// Replays captured CUDA graphs of a pure function: inputs are copied in, outputs are copied out, in one call without Python.
+//
+// Static inputs (parameters, buffers) are read where they lie; a graph serves the addresses that it was captured with. What it does
+// not serve goes to `slow`: torch_cudal1/program/cudagraph.py, which captures and adds. Calls from several threads and streams take
+// turns on the graph's buffers: a call on another stream than the last waits, on the device, for what that one had enqueued.
+
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace cudal1 {
+
+// Adds the type `Replay` to the module; false with an exception set.
+bool add_replay_type(PyObject* module);
+
+// Whether `object` is a Replay, and a call of it: a list of tensors and None, or nullptr with an exception set.
+bool is_replay(PyObject* object);
+PyObject* call_replay(PyObject* object, const std::vector<PyObject*>& inputs);
+
+}  // namespace cudal1
