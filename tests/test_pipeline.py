@@ -14,7 +14,8 @@ from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.kernels import Proposal
-from torch_cudal1.pipeline import choose, place_for, tune
+from torch_cudal1.pipeline import choose, tune
+from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
 from torch_cudal1.settings import Settings
@@ -46,7 +47,7 @@ def region() -> Region:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> pipeline.Place:
+def place(tmp_path: Path) -> Place:
     observe.reset()
     return place_for(CPU, Settings(cache_dir=tmp_path, on_miss="tune"))
 

@@ -60,11 +60,10 @@ def _is_control_flow(error: Exception) -> bool:
 
 def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
     """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself is only read."""
-    from torch_cudal1.graph.capture import is_dynamic, trace
+    from torch_cudal1.graph.capture import is_dynamic
     from torch_cudal1.graph.identity import Unnamed, graph_digest
-    from torch_cudal1.graph.lower import lower
     from torch_cudal1.machine import device_of
-    from torch_cudal1.pipeline import choose, place_for
+    from torch_cudal1.place import place_for
 
     if is_dynamic(inputs):
         observe.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
@@ -73,9 +72,20 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
     digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
     name = None if isinstance(digest, Unnamed) else digest
     known = place.cache.get_alias(name, place.target, place.contract) if name else None
-    if isinstance(known, dict) and known.get("runs") in ("inductor", "eager"):
+    if isinstance(known, dict) and known.get("runs") in ("inductor", "eager", "inductor+graph"):
         observe.count("graphs_remembered")
-        return gm.forward if known["runs"] == "eager" else None
+        return _remembered(gm, inputs, str(known["runs"]), place, options)
+    return _decided(gm, inputs, place, options, name)
+
+
+def _decided(
+    gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None
+) -> Callable[..., Any] | None:
+    """Trace, choose for each graph, and remember under `name` what needs no trace next time; None for plain Inductor."""
+    from torch_cudal1.graph.capture import trace
+    from torch_cudal1.graph.lower import lower
+    from torch_cudal1.pipeline import choose
+
     try:
         traced = trace(gm, inputs)
         lowered = [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in traced.graphs]
@@ -85,12 +95,33 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
     if any(choice.entry is None for choice in choices):
         return None
-    runs = _measured_step(choices, place) or _what_runs(choices, settings.margin)
+    runs = _measured_step(choices, place) or _what_runs(choices, place.settings.margin)
+    if runs == "swaps" and _is_inductor_in_a_graph(gm, traced, choices):
+        runs = "inductor+graph"
     if runs == "swaps":
         return _own_path(traced, lowered, choices, place, options)
     if name:
         place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
+    return _remembered(gm, inputs, runs, place, options)
+
+
+def _remembered(
+    gm: fx.GraphModule, inputs: Sequence[Any], runs: str, place: Any, options: dict[str, Any]
+) -> Callable[..., Any] | None:
+    """The callable of a decision that needs no trace of ours; None for plain Inductor."""
+    if runs == "inductor+graph":
+        from torch_cudal1.graph.capture import lifted_parameters
+        from torch_cudal1.graph.swap import GraphedLater
+
+        return GraphedLater(_inductor(gm, inputs, options), lifted_parameters(gm), place.device, place.settings.strictness)
     return gm.forward if runs == "eager" else None
+
+
+def _is_inductor_in_a_graph(gm: fx.GraphModule, traced: Any, choices: Sequence[Any]) -> bool:
+    """Whether what won is Inductor's own result for this graph, replayed: then Inductor's own caches serve the next process."""
+    (first, *_) = choices
+    unchanged = first.candidate.schedule == "inductor+graph" and first.candidate.program == first.region.program
+    return unchanged and traced.is_pure and all(node.op != "get_attr" for node in gm.graph.nodes)
 
 
 def _measured_step(choices: Sequence[Any], place: Any) -> str:
@@ -143,7 +174,6 @@ def _own_path(
         observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
         swapped = swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness, options=options)
         traced.fill(item.region.kind, in_graph_order(swapped, item.order))
-    traced.adopt()
     call: Callable[..., Any] = traced.call
     return call
 

@@ -23,17 +23,16 @@ from torch_cudal1 import judge, kernels, observe
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.propose import Variant, rewritten
-from torch_cudal1.machine import contract_for, target_for
+from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Contract, Entry, Region, Rejected, Schedule, Target
-from torch_cudal1.settings import Settings
+from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import compose
-from torch_cudal1.source.cache import LocalCache, NotStored
+from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
-__all__ = ["Choice", "Place", "Progress", "choose", "end_to_end_name", "place_for", "tune"]
+__all__ = ["Choice", "Progress", "choose", "end_to_end_name", "tune"]
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
@@ -41,17 +40,6 @@ _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives t
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and under which rules decisions are made: device, target, contract, settings and the cache."""
-
-    device: torch.device
-    target: Target
-    contract: Contract
-    settings: Settings
-    cache: LocalCache
 
 
 @dataclass(frozen=True)
@@ -67,12 +55,6 @@ class Choice:
     def swapped(self) -> bool:
         """True when something other than a baseline runs."""
         return self.candidate.origin != "baseline"
-
-
-def place_for(device: torch.device, settings: Settings) -> Place:
-    """Probe the machine once and put the rules together."""
-    cache = LocalCache(settings.cache_dir, settings.read_only_caches)
-    return Place(device, target_for(device), contract_for(settings), settings, cache)
 
 
 def choose(
@@ -96,6 +78,7 @@ def choose(
     return Choice(region, Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None, reason)
 
 
+@judge.kept_warm()
 def tune(
     region: Region,
     place: Place,

@@ -17,7 +17,7 @@ from torch_cudal1.explanation import Plan, PlanRow
 from torch_cudal1.graph.partition import partition
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.machine import device_of
-from torch_cudal1.pipeline import Place, place_for
+from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.cost import ROOFLINES, Roofline, estimate
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings

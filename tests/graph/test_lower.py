@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.graph.capture import capture
+from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.program.execute import prepare
 
@@ -66,7 +66,7 @@ class Flat(nn.Module):
 
 def key_of(module, *inputs):
     with torch.no_grad():
-        (graph,) = capture(Flat(module), list(inputs))
+        (graph,) = trace(Flat(module), list(inputs)).graphs
     return lower(graph.module, static=graph.static).region.key
 
 
@@ -136,7 +136,7 @@ def test_the_order_in_which_terms_are_computed_does_not_matter(order, scale):
 def test_a_lowered_program_computes_what_the_module_does_and_survives_raising():
     block = Block()
     with torch.no_grad():
-        (graph,) = capture(Flat(block), [X])
+        (graph,) = trace(Flat(block), [X]).graphs
         lowered = lower(graph.module, static=graph.static)
         named = dict(Flat(block).named_parameters())
         tensors = [X if isinstance(o := graph.origins[p], int) else named[o] for p in lowered.order]

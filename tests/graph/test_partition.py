@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.graph.test_lower import Flat
-from torch_cudal1.graph.capture import capture
+from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.partition import partition, splice, with_inputs
 from torch_cudal1.graph.propose import rewritten
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def region_of(module, *inputs):
     with torch.no_grad():
-        (graph,) = capture(Flat(module.eval()), list(inputs))
+        (graph,) = trace(Flat(module.eval()), list(inputs)).graphs
     return lower(graph.module, static=graph.static, name="net").region
 
 

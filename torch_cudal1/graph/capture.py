@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.fx as fx
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -24,9 +25,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.records import Kind
 
-__all__ = ["CapturedGraph", "GraphCompiler", "Traced", "capture", "is_dynamic", "trace"]
+__all__ = ["CapturedGraph", "Traced", "is_dynamic", "lifted_parameters", "trace"]
 
-GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
+_FRESH = (OutputType.non_alias, OutputType.unsafe_view_alias)  # outputs that share memory with nothing the user has
+_GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ def is_dynamic(inputs: Sequence[Any]) -> bool:
     )
 
 
+def lifted_parameters(module: torch.nn.Module) -> frozenset[int]:
+    """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on them."""
+    if not isinstance(module, fx.GraphModule):
+        return frozenset()
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return frozenset(i for i, node in enumerate(placeholders) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}))
+
+
 @dataclass(frozen=True)
 class Traced:
     """The graphs of a module, and `call`: the whole, flat tensors in and out, once `fill` has given each graph its callable."""
@@ -66,16 +76,24 @@ class Traced:
         """Let `run`, which takes a graph's placeholders in one sequence, be the graph of that kind."""
         self._slots[kind] = run
 
-    def adopt(self) -> None:
-        """Hand what AOTAutograd noted to Dynamo, in whose frame `call` will stand: above all its guards on aliased inputs."""
-        frame = TracingContext.get()
-        frame.guards_context.aotautograd_guards.extend(self._context.guards_context.aotautograd_guards)
-        frame.fw_metadata = self._context.fw_metadata
+    @property
+    def direct(self) -> bool:
+        """Whether the one graph may be called in place of the whole: it writes to no input, its outputs are all fresh memory."""
+        (graph, *more), metadata = self.graphs, self._context.fw_metadata
+        if more or metadata is None or graph.kind != "inference" or graph.writes or None in graph.origins:
+            return False
+        (output,) = (node for node in graph.module.graph.nodes if node.op == "output")
+        infos = metadata.output_info
+        return len(infos) == len(output.args[0]) and all(info.output_type in _FRESH for info in infos)
 
-
-def capture(module: torch.nn.Module, inputs: Sequence[Any]) -> tuple[CapturedGraph, ...]:
-    """The ATen graphs of `module` at `inputs`, as `trace` finds them."""
-    return trace(module, inputs).graphs
+    @property
+    def is_pure(self) -> bool:
+        """Whether `call` is nothing but one inference graph: no input written to, no output that shares memory with anything."""
+        notes = self._context.fw_metadata
+        graph = self.graphs[0]
+        aliased = notes is None or notes.num_outputs_aliased or notes.num_mutated_inp_runtime_indices
+        alone = len(self.graphs) == 1 and graph.kind == "inference" and not graph.writes and not aliased
+        return alone and not _shared_outputs(graph.module)
 
 
 def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
@@ -84,7 +102,7 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters become inputs.
     Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the caller's tracing state is changed.
     """
-    static = _static_placeholders(module)
+    static = lifted_parameters(module)
     found: list[CapturedGraph] = []
     slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]] = {}
 
@@ -128,7 +146,7 @@ def _own_copy(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module) if isinstance(module, fx.GraphModule) else module
 
 
-def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: GraphCompiler, partition: Callable[..., Any]) -> Any:
+def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompiler, partition: Callable[..., Any]) -> Any:
     def of(kind: Kind) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             compiled = compiler(graph, kind)
@@ -163,14 +181,6 @@ def _fake(inputs: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     ]
 
 
-def _static_placeholders(module: torch.nn.Module) -> frozenset[int]:
-    """Positions of parameters and buffers that Dynamo lifted to inputs, by the mark it leaves on them."""
-    if not isinstance(module, fx.GraphModule):
-        return frozenset()
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return frozenset(i for i, node in enumerate(placeholders) if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}))
-
-
 def _static_in(graph: fx.GraphModule, lifted: frozenset[int]) -> frozenset[int]:
     """Parameter and buffer positions in the ATen graph, by AOTAutograd's own description of its inputs."""
     found = set()
@@ -191,6 +201,14 @@ def _writes(graph: fx.GraphModule) -> tuple[str | int, ...]:
     inputs = [getattr(item, "mutated_input", None) for item in output.meta.get("desc") or ()]
     origins = [getattr(item, "target", getattr(item, "idx", None)) for item in inputs]
     return tuple(origin for origin in origins if origin is not None)
+
+
+def _shared_outputs(graph: fx.GraphModule) -> bool:
+    """Whether two outputs are views of one tensor, which AOTAutograd does not note where no gradient is asked."""
+    output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+    values = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
+    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+    return len(set(storages)) < len(storages)
 
 
 def _first_line(error: BaseException) -> str:

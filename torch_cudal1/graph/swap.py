@@ -13,38 +13,56 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.schedule import build
 from torch_cudal1.records import Candidate, Region
 from torch_cudal1.switch import is_disabled
 
-__all__ = ["Positional", "Swapped", "in_graph_order", "swap"]
+__all__ = ["GraphedLater", "Positional", "Swapped", "in_graph_order", "swap"]
 
 _FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
 
 
-class Swapped:
-    """Callable on a region's inputs in canonical order. After a failure of ours the reference runs for the life of the process."""
+class _OursFirst:
+    """Ours runs; what stands behind it runs under the kill switch, and for the life of the process after a failure of ours."""
 
-    def __init__(self, region: Region, runner: Runner, device: torch.device, strictness: str) -> None:
-        self._region, self._runner, self._device, self._strictness = region, runner, device, strictness
-        self._reference: Runner | None = None
+    def __init__(self, strictness: str, region: str = "") -> None:
+        self._strictness, self._key = strictness, region
         self.quarantined = ""  # the reason, once ours has failed
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The region's outputs."""
+    def _first(self, ours: Positional, behind: Positional, inputs: Sequence[Any]) -> Any:
         if self.quarantined or is_disabled():
-            return self.reference(inputs)
+            return behind(inputs)
         try:
-            return self._runner(inputs)
+            return ours(inputs)
         except _FAILURES as error:
             if _is_sticky(error):
                 raise  # the CUDA context may be corrupt: nothing that runs after this can be trusted
             failure = error
-        results = self.reference(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
+        results = behind(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
         self.quarantined = f"{type(failure).__name__}: {failure}"
-        observe.fallback("run", failure, strictness=self._strictness, region=self._region.key)
+        observe.fallback("run", failure, strictness=self._strictness, region=self._key)
+        return results
+
+
+class Swapped(_OursFirst):
+    """Callable on a region's inputs in canonical order, with the reference behind it."""
+
+    def __init__(self, region: Region, runner: Runner, device: torch.device, strictness: str) -> None:
+        super().__init__(strictness, region.key)
+        self._region, self._runner, self._device = region, runner, device
+        self._reference: Runner | None = None
+
+    @property
+    def direct(self) -> Runner | None:
+        """The callable itself, for a caller that checks the kill switch and comes here when it fails; None once it has failed."""
+        return None if self.quarantined else getattr(self._runner, "direct", self._runner)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The region's outputs."""
+        results: list[torch.Tensor | None] = self._first(self._runner, self.reference, inputs)
         return results
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -52,6 +70,26 @@ class Swapped:
         if self._reference is None:
             self._reference = prepare(self._region.program, self._device)
         return self._reference(inputs)
+
+
+class GraphedLater(_OursFirst):
+    """What Inductor made of a pure inference graph, from the second call on as a CUDA graph: the first answer waits for no capture.
+
+    Takes the graph's inputs one by one, as Dynamo passes them; `compiled` stands behind it.
+    """
+
+    def __init__(self, compiled: Callable[..., Any], static: frozenset[int], device: torch.device, strictness: str) -> None:
+        super().__init__(strictness)
+        self._compiled: Positional = lambda inputs: list(compiled(*inputs))
+        self._graphed = GraphedRunner(self._compiled, static, device)
+        self._answered = False
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """The graph's outputs, none of which shares memory with another call's."""
+        ours = self._graphed if self._answered else self._compiled
+        self._answered = True
+        results: Sequence[Any] = self._first(ours, self._compiled, inputs)
+        return results
 
 
 def swap(
