@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from torch_cudal1.judge.subject import RegionSubject
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.records import Candidate, Contract, Region
 
 V = Value
 BATCH, WIDE, OUT = 32, 48, 64
@@ -38,3 +39,7 @@ def with_steps(region: Region, *steps: Aten, output: int) -> Program:
 
 def candidate(program: Program, name: str = "attack", schedule: str = "eager") -> Candidate:
     return Candidate(program, schedule, "test", (name,))  # type: ignore[arg-type]
+
+
+def subject(region: Region, contract: Contract | None = None, device: str = "cpu") -> RegionSubject:
+    return RegionSubject(region, contract or Contract(), torch.device(device))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torch_cudal1.judge.decide import choose_baseline, conservative, decide
+from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, choose_baseline, conservative, decide, score, surprising
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict
 from torch_cudal1.settings import Settings
 
@@ -54,6 +56,58 @@ def test_anything_less_is_rejected_by_name(verdict: Verdict, timed: Timing | Non
     assert isinstance(decision, Rejected)
     assert decision.detector == detector
     assert decision.reason
+
+
+def summary(low: float, speedup: float, high: float, *, steady: bool = True, means: tuple[float, ...] = ()) -> PairedSummary:
+    return PairedSummary(speedup, low, high, 100.0 * speedup, 100.0, 56, steady, (speedup,) * 7, means or (speedup,) * 7)
+
+
+SCORES: list[tuple[TimingProfile, PairedSummary, float]] = [
+    ("fast", summary(1.118, 1.2, 1.3), 1.11),
+    ("fast", summary(0.992, 1.2, 1.3), 1.0),
+    ("fast", summary(0.9, 0.95, 1.1, steady=False), 0.9),  # provisional: the range of the buckets is the interval
+    ("standard", summary(1.118, 1.2, 1.3), 1.11),
+    ("standard", summary(0.98, 1.2, 1.3), 1.0),  # the interval holds 1
+    ("standard", summary(0.8, 0.85, 0.912), 0.92),  # slower: the bound nearest to 1
+    ("strict", summary(2.30, 2.4, 2.5), 2.30),
+    ("train", summary(1.0, 1.118, 1.3), 1.11),
+    ("train", summary(0.9, 0.951, 1.3), 0.96),
+    ("cudal1", summary(1.0, 9.0, 9.9, means=(1.118, 1.12, 1.1, 1.2, 1.118, 1.118, 1.2)), 1.11),  # the median of the means alone
+    ("cudal1", summary(0.9, 1.0, 1.1, steady=False), 1.0),  # steadiness is not the paper's rule, its variance is
+]
+
+
+@pytest.mark.parametrize(("profile", "found", "quoted"), SCORES)
+def test_each_profile_quotes_its_own_number(profile: TimingProfile, found: PairedSummary, quoted: float) -> None:
+    assert score(found, TIMING_PLANS[profile]) == quoted
+
+
+@pytest.mark.parametrize("profile", ["standard", "strict", "train"])
+def test_buckets_that_disagree_have_no_score(profile: TimingProfile) -> None:
+    answer = score(summary(1.5, 2.0, 2.5, steady=False), TIMING_PLANS[profile])
+    assert isinstance(answer, Unstable)
+    assert "disagree" in answer.reason
+
+
+def test_the_papers_variance_is_absolute_so_high_speedups_must_be_steadier() -> None:
+    spread = (0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03)
+    assert score(summary(1, 1, 1, means=spread), TIMING_PLANS["cudal1"]) == 1.0
+    answer = score(summary(50, 50, 50, means=tuple(50 * each for each in spread)), TIMING_PLANS["cudal1"])
+    assert isinstance(answer, Unstable)
+    assert answer.value > answer.limit == 0.005
+
+
+def test_the_paper_counts_a_speedup_above_one_percent() -> None:
+    assert conservative(1.0199) > PAPER_SUCCESS - 1e-9
+    assert not conservative(1.0199) > PAPER_SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("quoted", "best", "again"),
+    [(3.0, None, False), (3.01, None, True), (2.0, 1.0, False), (2.01, 1.0, True), (2.5, 2.0, False), (3.5, 3.4, True)],
+)
+def test_a_jump_is_measured_again(quoted: float, best: float | None, again: bool) -> None:
+    assert surprising(quoted, best) == again
 
 
 def test_the_margin_is_the_users() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from tests.judge.programs import V, linear_relu, op, spec
-from torch_cudal1.judge.analysis import analyse
+from tests.judge.programs import V, linear_relu, op, spec, subject
+from torch_cudal1.judge.analysis import Facts, analyse
 from torch_cudal1.judge.inputs import DISTRIBUTIONS, make_inputs, unproven_integers
 from torch_cudal1.program.model import Aten, Program, TensorSpec
-from torch_cudal1.records import Region
+from torch_cudal1.records import Region, Role
 
 CPU = torch.device("cpu")
 SPECS = [
@@ -28,20 +28,27 @@ SPECS = [
 ]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    specs: tuple[TensorSpec, ...]
+    roles: tuple[Role, ...]
+    facts: Facts
+
+
 def _region(*specs: TensorSpec) -> Region:
     return Region(Program(specs, (), (0,)), ("input",) * len(specs))
 
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
 def test_every_form_is_made_exactly(distribution: str) -> None:
-    made = make_inputs(_region(*SPECS), 1, distribution, CPU)
+    made = make_inputs(subject(_region(*SPECS)), 1, distribution, CPU)
     assert [TensorSpec.of(t) for t in made] == SPECS
     assert all(bool(t.isfinite().all()) for t in made if t.dtype.is_floating_point)
 
 
 def test_the_seed_decides_everything() -> None:
     region = _region(*SPECS)
-    one, same, other = (make_inputs(region, seed, "normal", CPU) for seed in (1, 1, 2))
+    one, same, other = (make_inputs(subject(region), seed, "normal", CPU) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not torch.equal(one[0], other[0])
     assert not torch.equal(one[0].reshape(-1)[:5], one[1].reshape(-1)[:5])  # two inputs of one seed differ
@@ -51,14 +58,14 @@ def test_the_seed_decides_everything() -> None:
     ("distribution", "mean", "deviation"), [("normal", 0, 1), ("shifted", 3, 1), ("large", 0, 1e4), ("small", 0, 1e-4)]
 )
 def test_a_distribution_is_what_its_name_says(distribution: str, mean: float, deviation: float) -> None:
-    (made,) = make_inputs(_region(spec(100_000)), 5, distribution, CPU)
+    (made,) = make_inputs(subject(_region(spec(100_000))), 5, distribution, CPU)
     assert float(made.mean()) == pytest.approx(mean, abs=0.03 * deviation)
     assert float(made.std()) == pytest.approx(deviation, rel=0.03)
 
 
 def test_parameters_are_off_their_initial_values_and_keep_the_scale() -> None:
     region = linear_relu()
-    x, weight, bias = make_inputs(region, 1, "large", CPU)
+    x, weight, bias = make_inputs(subject(region), 1, "large", CPU)
     assert float((weight @ weight.T).diagonal().mean()) == pytest.approx(1, rel=0.2)  # N(0, 1) / sqrt(fan in)
     assert float(bias.abs().mean()) > 0.2
     assert float(x.abs().mean()) > 1e3
@@ -101,9 +108,9 @@ def test_integers_stay_inside_what_they_index(program: Program, position: int, b
     region = Region(program, ("input", "input"))
     facts = analyse(program)
     assert facts.bounds == {position: bound}
-    assert unproven_integers(region, facts) == ()
-    wide = Program((program.inputs[0], replace(program.inputs[1], shape=(4000,), strides=(1,))), (), (0,))
-    made = make_inputs(Region(wide, ("input", "input")), 3, "normal", CPU, facts=facts)[position]
+    assert unproven_integers(subject(region)) == ()
+    many = (program.inputs[0], replace(program.inputs[1], shape=(4000,), strides=(1,)))
+    made = make_inputs(Wanted(many, ("input", "input"), facts), 3, "normal", CPU)[position]
     assert int(made.min()) == 0
     assert int(made.max()) == bound - 1
 
@@ -111,9 +118,9 @@ def test_integers_stay_inside_what_they_index(program: Program, position: int, b
 def test_integers_nobody_explains_are_reported_and_taken_from_the_examples() -> None:
     program = Program((spec(5, dtype=torch.int64),), (op("aten.add.Tensor", V(0), 1, out=1),), (1,))
     region = Region(program, ("input",))
-    assert unproven_integers(region, analyse(program)) == (0,)
+    assert unproven_integers(subject(region)) == (0,)
     example = torch.tensor([3, 99, 5, 6, 7])
-    (made,) = make_inputs(region, 1, "normal", CPU, examples=(example,))
+    (made,) = make_inputs(subject(region), 1, "normal", CPU, examples=(example,))
     assert torch.equal(made, example)
     assert made.data_ptr() != example.data_ptr()
 
@@ -131,7 +138,7 @@ def test_variances_are_positive() -> None:
     facts = analyse(program)
     assert facts.positive == {1}
     region = Region(program, ("input", "buffer", "parameter"))
-    assert float(make_inputs(region, 1, "normal", CPU)[1].min()) >= 0.5
+    assert float(make_inputs(subject(region), 1, "normal", CPU)[1].min()) >= 0.5
 
 
 def test_the_longest_reduction_and_the_work_are_known() -> None:
@@ -143,6 +150,6 @@ def test_the_longest_reduction_and_the_work_are_known() -> None:
 def test_wrong_examples_and_unknown_distributions_are_refused() -> None:
     region = _region(spec(3))
     with pytest.raises(ValueError, match="examples"):
-        make_inputs(region, 1, "normal", CPU, examples=(torch.ones(4),))
+        make_inputs(subject(region), 1, "normal", CPU, examples=(torch.ones(4),))
     with pytest.raises(ValueError, match="gaussian"):
-        make_inputs(region, 1, "gaussian", CPU)
+        make_inputs(subject(region), 1, "gaussian", CPU)

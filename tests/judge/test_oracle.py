@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.judge.programs import V, linear_relu, op, spec
+from tests.judge.programs import V, linear_relu, op, spec, subject
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.program.model import Aten, Program
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def test_a_linear_layer_is_exact_to_float64() -> None:
     region = linear_relu(torch.bfloat16)
-    x, w, b = make_inputs(region, 1, "normal", CPU)
+    x, w, b = make_inputs(subject(region), 1, "normal", CPU)
     exact = exact_outputs(region.program, [x, w, b], CPU)
     assert not isinstance(exact, Infeasible)
     torch.testing.assert_close(exact[0], torch.relu(x.double() @ w.double().T + b.double()), rtol=1e-14, atol=1e-14)

@@ -5,6 +5,7 @@
 
 from torch_cudal1.judge.court import Job, Judgement, Ranking, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
+from torch_cudal1.judge.warm import kept_warm
 
 __all__ = [
     "Job",
@@ -15,6 +16,7 @@ __all__ = [
     "conservative",
     "evidence",
     "judge",
+    "kept_warm",
     "rank_baselines",
     "tried",
 ]

@@ -60,13 +60,17 @@ _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
 
 @dataclass(frozen=True)
 class Facts:
-    """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be above 0 (variances)."""
+    """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be above 0 (variances).
+
+    `kept`: inputs whose values are structure (masks): they stay what the examples hold.
+    """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     longest_reduction: int = 1
     flops: int = 0
     bounds: Mapping[int, int] = field(default_factory=dict)
     positive: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
 
 def analyse(program: Program) -> Facts:

@@ -6,8 +6,11 @@ a broken child can say is nonsense. It does not interpret what it carries.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.program.model import TensorSpec
@@ -24,6 +27,7 @@ from torch_cudal1.program.model import TensorSpec
 __all__ = ["MAX_FRAME_BYTES", "Channel", "load_tensors", "save_tensors", "storage_extent"]
 
 MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
+_HEADER_BYTES = 1 << 20  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
 _HEADER = struct.Struct(">I")
 
 
@@ -104,17 +108,32 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
         storage = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
         flat[str(index)] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
         layout.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())])
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
     save_file(flat, str(path))
+    if mode is not None:
+        path.chmod(mode)  # safetensors replaces the file by one that only its own user may read
     return layout
 
 
 def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
     """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises SandboxError for a misfit."""
     try:
-        flat = load_file(str(path))
+        flat = load(_content(path))
         return [None if item is None else _rebuild(flat[str(index)], item, device) for index, item in enumerate(layout)]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a plain file, no link or pipe. Read, not mapped: whoever truncates a mapped file kills its reader."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        told = os.fstat(fd)
+        if not stat.S_ISREG(told.st_mode):
+            raise OSError(errno.EINVAL, "expected a plain file")
+        if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
+            raise OSError(errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written")
+        return file.read(told.st_size)
 
 
 def _rebuild(flat: torch.Tensor, item: Any, device: torch.device) -> torch.Tensor:
@@ -123,5 +142,5 @@ def _rebuild(flat: torch.Tensor, item: Any, device: torch.device) -> torch.Tenso
     extent = storage_extent(spec.shape, spec.strides)
     if flat.dtype != spec.torch_dtype or flat.numel() != extent or min((*spec.shape, *spec.strides), default=0) < 0:
         raise SandboxError("reading tensors", f"{flat.numel()} elements of {flat.dtype} for {spec}")
-    fresh = flat.to(device) if device.type != "cpu" else flat.clone()  # the file is mapped: neither aligned nor ours to keep
+    fresh = flat.to(device) if device.type != "cpu" else flat.clone()  # views of one buffer, not aligned
     return fresh.as_strided(spec.shape, spec.strides)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Comparison", "compare", "grossly_equal", "same_bits", "same_masks", "sampling_spread", "unit_roundoff"]
+__all__ = ["Comparison", "compare", "grossly_equal", "proven_ties", "same_bits", "same_masks", "sampling_spread", "unit_roundoff"]
 
 _RMS_FACTOR = 2.0  # (B)
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
@@ -63,6 +63,26 @@ def compare(
     if exact is None:
         return _near(candidate, baseline, longest)
     return _scaled(candidate, baseline, exact, longest)
+
+
+def proven_ties(
+    candidate: torch.Tensor, baseline: torch.Tensor, values: torch.Tensor, dim: int | None, longest: int = 1
+) -> Comparison:
+    """Other indices than eager's are right where the float64 values they point at differ by less than (C) lets values differ."""
+    if dim is None:
+        values, dim, candidate, baseline = values.reshape(-1), 0, candidate.reshape(-1), baseline.reshape(-1)
+    elif candidate.dim() < values.dim():
+        candidate, baseline = candidate.unsqueeze(dim), baseline.unsqueeze(dim)
+    size = values.shape[dim]
+    distinct = candidate.sort(dim).values.diff(dim=dim)
+    if int(candidate.min()) < 0 or int(candidate.max()) >= size or not bool((distinct != 0).all()):
+        return Comparison(False, detail=f"indices outside 0 to {size - 1}, or one twice")
+    gap = (values.gather(dim, candidate) - values.gather(dim, baseline)).abs()
+    scale = values.abs().amax(dim, keepdim=True).clamp_min(1e-300)
+    unit = unit_roundoff(torch.float32)
+    limit = _ROUND_OFFS * unit + _GROWTH * math.sqrt(longest) * unit
+    worst = float((gap / scale).nan_to_num(nan=math.inf).max())
+    return Comparison(worst <= limit, worst, limit, f"{int((candidate != baseline).sum())} ties taken otherwise")
 
 
 def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
@@ -179,7 +199,7 @@ def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor
         return Comparison(True, void=True, detail=f"eager's own relative error is {own / scale_rms:.2g}")
     count = int(finite.sum())
     floor = (2 * out if count < _FEW else accumulate) * scale_rms
-    limit = max(_RMS_FACTOR * sampling_spread(count) * own, floor)
+    limit = max(_RMS_FACTOR * sampling_spread(_effective(_at(b - exact, finite), own)) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
     if error > limit:
         return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
@@ -229,6 +249,14 @@ def _slice_scale(exact: torch.Tensor, floor: float) -> torch.Tensor:
     rows = exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
     scale = magnitude.amax(-1, keepdim=True) if rows else magnitude.max()
     return scale.clamp_min(max(floor * float(scale.max()), 1e-300)).expand_as(exact)
+
+
+def _effective(errors: torch.Tensor, rms: float) -> int:
+    """How many elements an rms rests on: their number for normal errors, fewer where a few large ones make it up."""
+    if not rms:
+        return errors.numel()
+    kurtosis = float((errors / rms).pow(4).mean())
+    return max(1, min(errors.numel(), round(3 * errors.numel() / max(kurtosis, 1.0))))
 
 
 def sampling_spread(count: int) -> float:

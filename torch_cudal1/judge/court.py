@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,21 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import ProgramError, SandboxError
-from torch_cudal1.judge.analysis import Facts, analyse
 from torch_cudal1.judge.compare import grossly_equal
-from torch_cudal1.judge.decide import choose_baseline, conservative, decide
+from torch_cudal1.judge.confirm import confirm, other_device
+from torch_cudal1.judge.contract import contract
+from torch_cudal1.judge.decide import Unstable, choose_baseline, conservative, decide, score
+from torch_cudal1.judge.gpu_state import exclusive, gpu_state
+from torch_cudal1.judge.levels import Confinement
+from torch_cudal1.judge.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
+from torch_cudal1.judge.roofline import ceiling, roofline, work
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.timing import summarise
+from torch_cudal1.judge.subject import Outputs, RegionSubject
+from torch_cudal1.judge.timed import Timed, time_slots
 from torch_cudal1.judge.transport import read_program, write_payloads
-from torch_cudal1.judge.trial import Book, Outputs, Trial
-from torch_cudal1.judge.validate import contract, validate
+from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.validate import validate
+from torch_cudal1.judge.warm import lent
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import (
     SCHEDULES,
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Judgement", "Ranking", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
-_TIMING_BUDGET_S = 10.0
+_RACE_BUDGET_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,14 @@ class Job:
     contract: Contract
     device: torch.device
     examples: tuple[torch.Tensor, ...] | None = None
+    plan: TimingPlan = TIMING_PLANS["fast"]
+    best_score: float | None = None  # of this task so far: a score above twice that is measured again
     book: Book = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def profile(self) -> Profile:
+        """How much is tested goes with how long is measured."""
+        return profile_for(self.plan.profile)
 
 
 @dataclass(frozen=True)
@@ -74,11 +88,12 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One candidate's fate with all its evidence."""
+    """One candidate's fate with all its evidence. `confinement`: of its process, None if none was started."""
 
     candidate: Candidate
     decision: Decision
     verdict: Verdict
+    confinement: Confinement | None = None
 
     @property
     def timing(self) -> Timing | None:
@@ -88,12 +103,11 @@ class Judgement:
 
 def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
     """Measure the region's reference Program under each schedule, eager always among them. Raises SandboxError."""
-    facts = analyse(region.program)
     left = [name for name in SCHEDULES if name == "eager" or name in set(schedules)]
     failures: dict[str, str] = {}
     samples: dict[str, list[float]] = {}
     while left and not samples:
-        samples = _race(region, left, job, facts, failures)
+        samples = _race(region, left, job, failures)
         left = [name for name in left if name not in failures]
     medians = {name: statistics.median(values) for name, values in samples.items()}
     best = choose_baseline(medians) if medians else "eager"
@@ -108,31 +122,35 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
     decision: Decision | None = None
+    confinement: Confinement | None = None
     if verdict.passed:
         limits = limits_for(job.settings, job.device)
-        with Child(limits, job.contract) as child:
-            facts = analyse(region.program)
-            trial = Trial(region, candidate, job.contract, job.device, facts, child, job.examples, book=job.book)
-            verdict = _validated(trial, job)
+        with lent(limits, job.contract) as child:
+            confinement = child.confinement
+            trial = _trial(region, candidate, job, child)
+            verdict = _validated(trial, checks)
+            child.usable = child.usable and (verdict.passed or not candidate.program.launches)
             if verdict.passed:
                 try:
-                    timing = _measured(trial, ranking, verdict)
+                    verdict, timing = _measured(trial, ranking, verdict, job)
                 except CandidateFailure as error:
+                    child.usable = False
                     decision = Rejected(f"{error.stage}: {error.found}", error.detector)
     decision = decision or decide(verdict, timing, job.settings)
     observe.count("candidates_judged")
-    judgement = Judgement(candidate, decision, verdict)
+    judgement = Judgement(candidate, decision, verdict, confinement)
     observe.record("judge", "accepted" if isinstance(decision, Accepted) else "rejected", region.key[:12], **tried(judgement))
     return judgement
 
 
 def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
     """Validate a candidate without timing it: for a part whose speed only the whole can tell. Raises SandboxError."""
-    verdict = Verdict(tuple(contract(region, candidate)))
+    checks = contract(region, candidate)
+    verdict = Verdict(tuple(checks))
     if verdict.passed:
-        with Child(limits_for(job.settings, job.device), job.contract) as child:
-            facts = analyse(region.program)
-            verdict = _validated(Trial(region, candidate, job.contract, job.device, facts, child, book=job.book), job)
+        with lent(limits_for(job.settings, job.device), job.contract) as child:
+            verdict = _validated(_trial(region, candidate, replace(job, examples=None), child), checks)
+            child.usable = child.usable and (verdict.passed or not candidate.program.launches)
     observe.count("candidates_judged")
     return verdict
 
@@ -153,11 +171,12 @@ def build(region: Region, proposals: Sequence[Proposal], job: Job, target: Targe
 
 
 def evidence(judgement: Judgement, ranking: Ranking) -> dict[str, Any]:
-    """The evidence of a choice as JSON: timing, checks, profile."""
+    """The evidence of a choice as JSON: timing, checks, profile, how its process was confined."""
     return {
         "timing": _timing_json(judgement.timing, ranking),
         "checks": [_check_json(check) for check in judgement.verdict.checks],
         "profile": judgement.verdict.profile,
+        "sandbox": judgement.confinement.to_json() if judgement.confinement else None,
     }
 
 
@@ -182,28 +201,40 @@ def tried(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _validated(trial: Trial, job: Job) -> Verdict:
+def _trial(region: Region, candidate: Candidate, job: Job, child: Child) -> Trial:
+    subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
+    return Trial(subject, candidate, job.contract, job.device, child, job.examples, book=job.book, profile=job.profile)
+
+
+def _validated(trial: Trial, checked: Sequence[Check]) -> Verdict:
+    """`checked`: what passed before the child was started."""
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
-        return Verdict((Check(error.detector, False, detail=f"{error.stage}: {error.found}"),))
-    return validate(trial)
+        return Verdict((*checked, Check(error.detector, False, detail=f"{error.stage}: {error.found}")))
+    return Verdict((*checked, *validate(trial).checks))
 
 
-def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:
-    try:
-        trial.load("baseline", ranking.best)
-    except CandidateFailure as error:
-        raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
-    names = [sample.name for sample in list(trial.samples.values())[:2]]
-    answer = trial.child.call("time", a="baseline", b="candidate", sets=names, budget_s=_TIMING_BUDGET_S)
-    try:
-        summary = summarise([(float(a), float(b)) for a, b in answer["pairs"]])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-    facts = {"wall_us": [summary.a_us, summary.b_us], "device_us": answer.get("device_us"), "steady": summary.steady}
-    observe.record("judge", "timed", trial.region.key[:12], label=trial.candidate.label, **facts)
-    return Timing(
+def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tuple[Verdict, Timing | None]:
+    """Time the candidate on trial, again in a fresh process where its score asks for it: the verdict with what timing checked."""
+    elsewhere = other_device(job.device)
+    where = "the same device" if elsewhere is None else "another device"
+    job_again = job if elsewhere is None else replace(job, device=elsewhere, book={})
+    assert isinstance(trial.candidate, Candidate)
+    assert isinstance(trial.subject, RegionSubject)
+    region, candidate = trial.subject.region, trial.candidate
+    with exclusive(job.device, job.settings.cache_dir / "locks") as shared:
+        gpu: dict[str, Any] = {"shared": shared, "before": gpu_state(job.device)}
+        first = _timed(trial, ranking, job)
+        found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
+        gpu["after"] = gpu_state(job.device)
+    verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
+    summary, quoted = found.measurement.summary, score(found.measurement.summary, job.plan)
+    details = {**found.facts, "gpu": gpu}
+    observe.record("judge", "timed", trial.subject.key[:12], label=candidate.label, **details)
+    if isinstance(quoted, Unstable) or not verdict.passed:
+        return verdict, None
+    timing = Timing(
         verdict=verdict,
         baseline=ranking.best.label,
         candidate_us=summary.b_us,
@@ -213,16 +244,40 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict) -> Timing:
         high=summary.high,
         pairs=summary.pairs,
         baselines_us=dict(ranking.medians_us),
+        profile=job.plan.profile,
+        score=quoted,
+        details=details,
     )
+    return verdict, timing
 
 
-def _race(
-    region: Region, schedules: Sequence[Schedule], job: Job, facts: Facts, failures: dict[str, str]
-) -> dict[str, list[float]]:
-    """One race in one child; what fails goes into `failures`. Empty when the child was lost, so that the rest can try again."""
+def _timed(trial: Trial, ranking: Ranking, job: Job) -> Timed:
+    """The candidate against the best baseline in the trial's child. Raises CandidateFailure."""
+    try:
+        trial.load("baseline", ranking.best)
+    except CandidateFailure as error:
+        raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
+    found = time_slots(trial, job.plan)
+    fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
+    assert isinstance(trial.candidate, Candidate)
+    return replace(found, checks=(*found.checks, roofline(work(trial.candidate.program), ceiling(job.device), fastest_us)))
+
+
+def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Timed:
+    """The same in a process that has run nothing else. Raises CandidateFailure."""
     with Child(limits_for(job.settings, job.device), job.contract) as child:
+        trial = _trial(region, candidate, job, child)
+        for distribution in ("normal", "shifted"):
+            trial.draw(distribution)
+        trial.load("candidate", candidate)
+        return _timed(trial, ranking, job)
+
+
+def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dict[str, str]) -> dict[str, list[float]]:
+    """One race in one child; what fails goes into `failures`. Empty when the child was lost, so that the rest can try again."""
+    with lent(limits_for(job.settings, job.device), job.contract) as child:
         eager = Candidate(region.program, "eager", "baseline")
-        trial = Trial(region, eager, job.contract, job.device, facts, child, job.examples, book=job.book)
+        trial = _trial(region, eager, job, child)
         try:
             names = [trial.draw("normal").name, trial.draw("shifted").name]
         except CandidateFailure as error:
@@ -243,8 +298,9 @@ def _race(
 
 def _tried_schedule(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) -> tuple[str, Outputs | None]:
     """Load the reference under a schedule and call it once: why it is out of the race ("" if it is not), and its outputs."""
+    assert isinstance(trial.candidate, Candidate)  # the reference Program itself
     try:
-        trial.load(name, Candidate(trial.region.program, name, "baseline"))
+        trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
         return error.found, None
@@ -257,7 +313,7 @@ def _raced(child: Child, ready: Sequence[str], sets: Sequence[str], failures: di
     if not ready:
         return {}
     try:
-        answer = child.call("bench", slots=list(ready), sets=list(sets), budget_s=_TIMING_BUDGET_S)
+        answer = child.call("bench", slots=list(ready), sets=list(sets), budget_s=_RACE_BUDGET_S)
         return {name: [float(value) for value in answer["samples"][name]] for name in ready}
     except CandidateFailure as error:
         failures[ready[-1]] = f"the race ended: {error.found}"  # the last one is the least proven; the others run again
@@ -291,9 +347,11 @@ def _timing_json(timing: Timing | None, ranking: Ranking) -> dict[str, Any] | No
         "speedup": timing.speedup,
         "low": timing.low,
         "high": timing.high,
-        "score": conservative(timing.low),
+        "profile": timing.profile,
+        "score": conservative(timing.low) if timing.score is None else timing.score,
         "pairs": timing.pairs,
         "baselines_us": dict(ranking.medians_us),
+        "details": dict(timing.details),
     }
 
 

@@ -1,15 +1,22 @@
-"""Accept or reject: pure functions of evidence and policy. They measure nothing and touch nothing."""
+"""Accept or reject, and what a measurement scores: pure functions of evidence and policy. They measure and touch nothing."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.statistics import PairedSummary, paper_variance
 from torch_cudal1.records import SCHEDULES, Accepted, Check, Decision, Rejected, Timing, Verdict
 from torch_cudal1.settings import Settings
 
-__all__ = ["choose_baseline", "conservative", "decide"]
+__all__ = ["PAPER_SUCCESS", "Unstable", "choose_baseline", "conservative", "decide", "score", "surprising"]
 
+PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
+_PAPER_VARIANCE = 0.005  # of the seven bucket means, absolute
+_JUMP, _JUMP_OVER_BEST = 3.0, 2.0  # CUDA-L1 paper: a score above the one, or above the other times the best so far, is re-verified
 _TIE = 0.02  # medians closer than this are one speed; the simpler schedule then wins
 
 
@@ -37,6 +44,41 @@ def conservative(speedup: float) -> float:
     """Two decimals, rounded towards 1 (CUDA-L1 paper, reward rules): 1.118 -> 1.11, 0.992 -> 1.00, 2.30 -> 2.30."""
     cents = round(speedup * 100, 4)  # six decimals of the speed-up first, or 2.30 would fall to 2.29
     return (math.floor(cents) if speedup >= 1 else min(100, math.ceil(cents))) / 100
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """A measurement without a score: its buckets disagree."""
+
+    reason: str
+    value: float
+    limit: float
+
+
+def score(summary: PairedSummary, plan: TimingPlan) -> float | Unstable:
+    """The one number a profile quotes, two decimals rounded towards 1. A failure has none: not 1, not -1.
+
+    fast: the lower bound. standard, strict: the bound nearest to 1 (1.00 if the interval holds 1). train: the median of the bucket
+    values. cudal1: the paper's rule, the median of the seven bucket means unless their variance exceeds 0.005.
+    """
+    if plan.gate == "paper":
+        variance = paper_variance(summary)
+        if variance > _PAPER_VARIANCE:
+            return Unstable("the bucket means vary more than the paper allows", variance, _PAPER_VARIANCE)
+        return conservative(statistics.median(summary.means))
+    if plan.gate == "reject" and not summary.steady:
+        spread = max(summary.values) / min(summary.values)
+        return Unstable(f"the buckets disagree by up to {spread:.3f}x after {plan.rounds}x the samples", spread, 1.0)
+    if plan.profile == "train":
+        return conservative(summary.speedup)
+    if plan.profile == "fast":
+        return conservative(summary.low)
+    return conservative(min(max(1.0, summary.low), summary.high))
+
+
+def surprising(score: float, best: float | None) -> bool:
+    """Whether a score must be measured again: above 3, or above twice the best score of the task so far."""
+    return score > _JUMP or (best is not None and score > _JUMP_OVER_BEST * best)
 
 
 def choose_baseline(medians_us: Mapping[str, float]) -> str:

@@ -43,13 +43,18 @@ def _one(
         "exact_type": type(out) is torch.Tensor,
         "dtype": str(out.dtype).removeprefix("torch."),
         "shape": list(out.shape),
-        "strides": list(out.stride()),
+        "strides": _telling_strides(out),
         "device": out.device.type,
         "storage": out.numel() == 0 or (last + 1) * out.element_size() <= out.untyped_storage().nbytes(),
         "inputs": shares,
         "outputs": [i for i, other in enumerate(outputs) if i != position and other is not None and _overlap(out, other)],
         "held": bool(held_by_inputs),
     }
+
+
+def _telling_strides(out: torch.Tensor) -> list[int]:
+    """Strides, 0 where they mean nothing: of a dimension of size 1, and of a tensor without elements."""
+    return [stride if size > 1 and out.numel() else 0 for size, stride in zip(out.shape, out.stride(), strict=True)]
 
 
 def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:

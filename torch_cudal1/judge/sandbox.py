@@ -1,13 +1,13 @@
-"""A disposable child process for one candidate: started, spoken to, and killed with everything it started.
+"""A disposable child process for one candidate: started confined, spoken to, and killed with everything it started.
 
-This is sandbox level 1. It gives the child its own session, a cleaned environment, a private scratch folder, resource limits,
-closed file descriptors and a deadline on every request, and kills the whole process group at the end. So a crash, a hang,
-a memory grab, a sticky CUDA error, garbage on the channel or an early exit costs that candidate only.
+Every child has its own session, a cleaned environment, a private scratch folder, limits, closed descriptors, a deadline on every
+request, and a supervisor that keeps the end of what it prints and, when it ends, kills whatever it left. A crash, a hang, a memory
+grab, a sticky CUDA error, garbage on the channel or an early exit costs that candidate only. What else stops it is a matter of
+levels: `levels` says what each adds and what it does not stop, `probe` finds out which is to be had, and `Child.confinement` which
+one was used. Code of ours takes the best up to level 2 and makes do with 1; what strangers wrote needs level 2.
 
-What it does not stop: reading or writing any file the user can, the network, signals and ptrace between processes of one user, a
-spinning GPU kernel that outlives its process, attacks on the driver. It is meant for Programs, which are data and hold no host
-code; sources nobody vouches for need a higher level. If this process is itself killed (SIGKILL, SIGTERM) the child dies with it,
-but its scratch folder stays.
+It does not stop a GPU kernel that outlives its process, or attacks on the driver. If this process is itself killed (SIGKILL) the
+child dies with it, but its scratch folder stays.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
+from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import probe
+from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import Channel
+from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
+from torch_cudal1.judge.limits import Limits, limits_for
+from torch_cudal1.judge.reach import environment
 from torch_cudal1.judge.rights import flags_for
+from torch_cudal1.judge.start import end, launch, make_scratch, plan_for
 from torch_cudal1.records import Contract
-from torch_cudal1.settings import Settings, inherited_environment
 
 __all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
 
 WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
-_ROOMY_BYTES = 8 << 30
 _TAIL_CHARS = 600
-_KEPT_NAMES = (
-    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "XDG_CACHE_HOME"),
-    *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "CXX", "CONDA_PREFIX", "VIRTUAL_ENV"),
-)
-_KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "KMP_")
 
 
 class CandidateFailure(SandboxError):
@@ -57,34 +56,33 @@ class CandidateFailure(SandboxError):
         self.args = (stage, found, detector)  # so that it can be pickled
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one child gets. `memory_bytes` 0: no limit. `visible_gpu`: a child that only compiles is shown none."""
-
-    device: torch.device
-    deadline_s: float
-    memory_bytes: int = 0
-    threads: int = 1
-    visible_gpu: bool = True
-    file_bytes: int = 64 << 30
-
-
-def limits_for(settings: Settings, device: torch.device, *, visible_gpu: bool = True) -> Limits:
-    """The limits that follow from the settings. An address-space limit breaks CUDA's reservations, so only CPU children get one."""
-    memory = int(settings.memory_limit_gib * 2**30) if device.type == "cpu" else 0
-    return Limits(device, settings.candidate_timeout_s, memory, torch.get_num_threads(), visible_gpu)
-
-
 class Child:
-    """A running child. Use it as a context manager: leaving it, by whatever exception, kills the group and deletes the scratch."""
+    """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
 
-    def __init__(self, limits: Limits, contract: Contract) -> None:
-        """Start it. Raises SandboxError when no working child can be had on this machine."""
+    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = ()) -> None:
+        """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
+
+        `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
+        """
         self.limits = limits
-        self.scratch = _make_scratch()
-        self._log = self.scratch / "log"
+        self._under = tuple(under)
+        self.confinement = _confinement(limits)
+        try:
+            self._begin(contract)
+        except SandboxError as error:
+            if limits.trust != "own" or self.confinement.level < 2 or under:
+                raise
+            probe.demote(limits, self.confinement.level, str(error))  # what the acts of the probe did not foresee
+            self.confinement = _confinement(limits)
+            self._begin(contract)
+
+    def _begin(self, contract: Contract) -> None:
+        self.scratch = make_scratch()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`, and nameless: the child cannot come to it
         self._files = 0
         self.usable = True  # False once it hung, died or broke the protocol
+        self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
+        self.canaries = Canaries()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         try:
@@ -102,14 +100,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, which leads its own process group."""
+        """Process id of the child's supervisor, which leads its own process group and ends when the child does."""
         assert self._process is not None
         return self._process.pid
 
     def new_file(self) -> Path:
-        """A fresh path in the scratch folder for tensors."""
+        """A fresh path in the scratch folder for tensors, which both sides may write."""
         self._files += 1
-        return self.scratch / f"{self._files}.safetensors"
+        path = self.scratch / f"{self._files}.safetensors"
+        if self.confinement.uid != os.getuid():
+            path.touch()
+            path.chmod(0o666)  # the folder is closed to others
+        return path
 
     def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
         """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for anything but a proper answer."""
@@ -123,6 +125,7 @@ class Child:
             answer = self._channel.receive(deadline=deadline)
         except TimeoutError:
             self.usable = False
+            self._stop()
             tail = self._tail()
             self.close()
             raise CandidateFailure(verb, f"no answer within its deadline; killed{tail}", "resource") from None
@@ -140,32 +143,43 @@ class Child:
             raise CandidateFailure(verb, str(answer["error"])[:2000], str(answer.get("detector") or verb))
         return answer
 
+    def finish(self, wait_s: float) -> bool:
+        """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it did in time."""
+        assert self._process is not None
+        assert self._channel is not None
+        self.usable = False
+        self._channel.close()
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def close(self) -> None:
-        """Kill the whole process group, reap the child, delete the scratch folder. Safe to call twice."""
+        """Kill everything, reap the supervisor, delete the scratch folder. Safe to call twice."""
+        self.usable = False
         if self._channel is not None:
             self._channel.close()
-        if self._process is not None:
-            _kill_group(self._process)
+        self._stop()
+        self._log.close()
+        self.canaries.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
+    def _stop(self) -> None:
+        if self._process is not None:
+            end(self._process)
+
     def _start(self) -> None:
+        limits = self.limits
+        variables = environment(self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu)
+        plan = plan_for(limits, self.confinement.level, self.scratch, variables)
+        uid = os.getuid() if plan.uid is None else plan.uid
+        self.confinement = replace(self.confinement, uid=uid)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        command = [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())]
+        command = [*self._under, sys.executable, "-P", "-m", WORKER, str(theirs.fileno())]
         try:
-            with open(self._log, "wb") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.scratch,
-                    env=_environment(self.scratch, self.limits),
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise SandboxError("starting", f"{' '.join(command)}: {error}") from error
+            self._process = launch(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
             theirs.close()
 
@@ -175,15 +189,17 @@ class Child:
             "device": str(limits.device),
             "threads": limits.threads,
             "memory_bytes": limits.memory_bytes,
-            "file_bytes": limits.file_bytes,
+            "gpu_fraction": limits.gpu_fraction if limits.gpu else 1.0,
             "flags": flags_for(contract),
             "scratch": str(self.scratch),
-            "parent": os.getpid(),
+            "phase": limits.phase if self.confinement.level >= 2 else "build",
+            "own": limits.trust == "own",
         }
         try:
-            self.call("hello", deadline_s=_START_S, **config)
+            told = self.call("hello", deadline_s=_START_S, **config)
         except CandidateFailure as error:
             raise SandboxError("starting", error.found) from error
+        self.surroundings = told["surroundings"]
 
     def _death(self, verb: str) -> CandidateFailure:
         assert self._process is not None
@@ -199,40 +215,33 @@ class Child:
         return CandidateFailure(verb, f"the process died of {name}{self._tail()}", "resource")
 
     def _tail(self) -> str:
-        try:
-            text = self._log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace").strip()
-        except OSError:
-            return ""
+        self._log.seek(0)
+        text = self._log.read()[-_TAIL_CHARS:].decode(errors="replace").strip()
         return f"; its last words: {text!r}" if text else ""
 
 
-def _make_scratch() -> Path:
-    shared = Path("/dev/shm")  # memory, not disk, where there is enough of it
-    try:
-        roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= _ROOMY_BYTES
-        return Path(tempfile.mkdtemp(prefix="cudal1-judge-", dir=shared if roomy else None))
-    except OSError as error:
-        raise SandboxError("starting", f"no scratch folder: {error}") from error
-
-
-def _environment(scratch: Path, limits: Limits) -> dict[str, str]:
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # a light module, but only judging needs it
-
-    kept = inherited_environment(_KEPT_NAMES, _KEPT_PREFIXES)
-    package_root = str(Path(__file__).resolve().parents[2])
-    kept.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # the user's own: what is compiled here is found again there
-    if not limits.visible_gpu:
-        kept["CUDA_VISIBLE_DEVICES"] = ""
-    paths = [package_root, *(path for path in sys.path if path and Path(path).is_dir())]
-    return kept | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # the child leads its group, and is not reaped yet, so the number is still its own
-    except (ProcessLookupError, PermissionError):
-        process.kill()
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        return  # in an uninterruptible driver call: it dies when that returns, and answers nobody
+def _confinement(limits: Limits) -> Confinement:
+    """The confinement that a child gets here. Raises SandboxError when its trust must not have it."""
+    seen = probe.survey(limits)
+    choice = choose(limits.trust, seen, unsafe=limits.unsafe)
+    reached = max(probed.level for probed in seen)
+    if not choice.level:
+        needed = LOWEST[limits.trust]
+        found = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
+        hint = f"to get it: {REMEDIES[reached + 1]}; `cudal1 doctor` shows every control"
+        extra = "; or allow it all the same with the setting unsafe_sandbox" if limits.trust == "foreign" and reached else ""
+        raise SandboxError("starting", f"{found} ({choice.missing}); {hint}{extra}")
+    used = next(probed for probed in seen if probed.level == choice.level)
+    if choice.missing:
+        observe.record("judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing)
+    return Confinement(
+        level=choice.level,
+        trust=limits.trust,
+        phase=limits.phase,
+        uid=used.uid,
+        kernel=used.kernel,
+        landlock=used.landlock if choice.level >= 2 else 0,
+        filter_digest=probe.filter_digest(limits, choice.level),
+        missing=choice.missing,
+        unsafe=choice.level < 2 and limits.trust == "foreign",
+    )

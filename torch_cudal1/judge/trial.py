@@ -7,41 +7,30 @@ inputs only. It holds evidence and judges none of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge import rights
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.channel import load_tensors, save_tensors
-from torch_cudal1.judge.inputs import clone_strided, make_inputs, unproven_integers
-from torch_cudal1.judge.oracle import Infeasible, exact_outputs
-from torch_cudal1.judge.properties import describe
+from torch_cudal1.judge.inputs import clone_strided, make_inputs
+from torch_cudal1.judge.modules import Way
+from torch_cudal1.judge.oracle import Infeasible
+from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module
+from torch_cudal1.judge.profiles import PROFILES, Profile
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.subject import Outputs, RegionSubject, Result, Subject
 from torch_cudal1.judge.transport import write_payloads
-from torch_cudal1.program.execute import Runner, prepare
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Contract, Region, Schedule
+from torch_cudal1.program.model import TensorSpec
+from torch_cudal1.records import Candidate, Contract, Schedule
 
-__all__ = ["Book", "Outputs", "ReferenceFailure", "Result", "Sample", "Trial"]
-
-Outputs = list[torch.Tensor | None]
-
-
-class ReferenceFailure(SandboxError):
-    """Eager itself could not run the region on inputs made for it."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the candidate answered on a sample."""
-
-    outputs: Outputs
-    facts: list[dict[str, Any] | None]
+__all__ = ["Book", "Sample", "Trial"]
 
 
 @dataclass
@@ -72,6 +61,11 @@ class Sample:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Infeasible) else self.exact[position]
 
+    def again(self) -> Iterator[Result]:
+        """Four more runs of eager, one after the other: it may vary."""
+        for _ in range(4):
+            yield self.eager(self.inputs)
+
     def forget_exact(self) -> None:
         """Free the float64 outputs, unless another candidate will need them."""
         if not self.kept:
@@ -79,54 +73,130 @@ class Sample:
 
 
 Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
-_KEPT_BYTES = 1 << 30  # larger input sets are drawn anew for each candidate
+_KEPT_BYTES = 8 << 30  # of a book; what does not fit is drawn anew for each candidate
 
 
 @dataclass
 class Trial:
-    """`profile` and `contract` say how; `child` runs the candidate, which sits in slot "candidate"."""
+    """`contract` says how accurate, `profile` how much is tested; `child` runs the candidate, which sits in slot `slot`.
 
-    region: Region
-    candidate: Candidate
+    `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of each tensor that a source's
+    module held when it had been constructed.
+    """
+
+    subject: Subject
+    candidate: Candidate | SourceCandidate
     contract: Contract
     device: torch.device
-    facts: Facts
     child: Child
-    examples: Sequence[torch.Tensor] | None = None
+    examples: Sequence[torch.Tensor | None] | None = None
     samples: dict[str, Sample] = field(default_factory=dict)
+    drawn: dict[str, int] = field(default_factory=dict)  # sets of each distribution, dropped ones too
     results: dict[str, Result] = field(default_factory=dict)
     references: set[Schedule] = field(default_factory=set)
     book: Book = field(default_factory=dict)
+    profile: Profile = PROFILES["fast"]
+    slot: str = "candidate"
+    gradients: bool = True
+    state: list[Any] = field(default_factory=list)
+
+    def rounds(self, wanted: int, share: float = 0.1) -> int:
+        """How many of the wanted input sets fit into a share of the profile's time; at least one.
+
+        What a set costs is estimated from operations and bytes, so the same is tested on a busy machine.
+        """
+        moved = sum(spec.size_bytes for spec in self.subject.specs)
+        flops_per_s, bytes_per_s = (1e13, 1e9) if self.device.type == "cuda" else (1e10, 2e8)
+        cost_s = 2e-3 + self.facts.flops / flops_per_s + moved / bytes_per_s
+        return max(1, min(wanted, int(share * self.profile.budget_s / cost_s)))
+
+    @property
+    def facts(self) -> Facts:
+        """What is known about the subject's inputs."""
+        return self.subject.facts
 
     def draw(self, distribution: str) -> Sample:
         """An input set under a secret seed, or the user's own examples ("examples"); the child gets a copy.
 
         The n-th set of a distribution is the same for every candidate of a region: drawn once, its float64 results computed once.
         """
-        count = sum(sample.distribution == distribution for sample in self.samples.values())
-        known = self.book.get((self.region.key, distribution, count))
+        count = self.drawn[distribution] = self.drawn.get(distribution, -1) + 1
+        known = self.book.get((self.subject.key, distribution, count))
         if known is not None:
             return self._hand_over(known, base="", given=known.inputs)
         sample = self._drawn(distribution)
-        if sum(tensor.numel() * tensor.element_size() for tensor in sample.inputs) <= _KEPT_BYTES:
-            sample.kept = True
-            self.book[self.region.key, distribution, count] = sample
+        self._remember((self.subject.key, distribution, count), sample)
         return self._hand_over(sample, base="", given=sample.inputs)
+
+    def _remember(self, key: tuple[str, str, int], sample: Sample) -> None:
+        """Keep it for the next candidate, while there is room: inputs, eager's outputs, and twice that in float64."""
+        known = {id(tensor): tensor for kept in self.book.values() for tensor in kept.inputs}
+        own = {id(tensor): tensor for tensor in sample.inputs}
+        if 4 * sum(tensor.numel() * tensor.element_size() for tensor in (known | own).values()) <= _KEPT_BYTES:
+            sample.kept = True
+            self.book[key] = sample
 
     def _drawn(self, distribution: str) -> Sample:
         if distribution == "examples":
             assert self.examples is not None
-            inputs = [clone_strided(t).to(self.device if t.device.type == self.device.type else t.device) for t in self.examples]
+            given = [t for t in self.examples if t is not None]
+            inputs = [clone_strided(t).to(self.device if t.device.type == self.device.type else t.device) for t in given]
         else:
             seed = secrets.randbits(62)
-            inputs = make_inputs(self.region, seed, distribution, self.device, examples=self.examples, facts=self.facts)
+            inputs = make_inputs(self.subject, seed, distribution, self.device, examples=self.examples)
         return self._sample(distribution, inputs)
 
     def _sample(self, what: str, inputs: list[torch.Tensor]) -> Sample:
-        return Sample(secrets.token_hex(4), what, inputs, self.eager, self._exact)
+        return Sample(secrets.token_hex(4), what, inputs, self.subject.eager, self.subject.exact)
 
-    def _exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
-        return exact_outputs(self.region.program, inputs, self.device)
+    def derive(self, base: Sample, what: str, make: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]]) -> Sample:
+        """`base` with what `make` yields in place of its inputs (None: as they are), in the same memory where nothing changed.
+
+        The set of a name `what` is made once and met by every candidate of the region.
+        """
+        key = (self.subject.key, f"{base.name} {what}", 0)
+        sample = self.book.get(key)
+        if sample is None:
+            made = make(base.inputs)
+            sample = self._sample(what, [old if new is None else new for old, new in zip(base.inputs, made, strict=True)])
+            self._remember(key, sample)
+        given = [None if new is old else new for old, new in zip(base.inputs, sample.inputs, strict=True)]
+        return self._hand_over(sample, base=base.name, given=given)
+
+    def sibling(self, base: Sample, distribution: str = "normal", number: int = 0) -> Sample:
+        """New plain inputs for the same parameters and buffers: a living instance of a module is met again."""
+
+        def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            fresh = make_inputs(self.subject, secrets.randbits(62), distribution, self.device, examples=self.examples)
+            return [new if role == "input" else None for new, role in zip(fresh, self.subject.roles, strict=True)]
+
+        return self.derive(base, f"sibling {distribution} {number}", make)
+
+    def aside(self, subject: Subject, slot: str, way: Way | None = None) -> Trial:
+        """The candidate in another slot, against the same reference in another way or form. Raises CandidateFailure.
+
+        `way`: the candidate's, where it is not the reference's.
+        """
+        shown = zip_longest(self.examples or (), subject.specs)
+        fitting = [t if t is not None and spec is not None and TensorSpec.of(t) == spec else None for t, spec in shown]
+        examples = fitting[: len(subject.specs)]
+        other = replace(
+            self, subject=subject, slot=slot, examples=examples, samples={}, drawn={}, results={}, references=set(), state=[]
+        )
+        other.load(slot, self.candidate, way)
+        return other
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[Trial]:
+        """The candidate in a process that has run nothing before. Raises SandboxError, CandidateFailure."""
+        with Child(self.child.limits, self.contract) as child:
+            other = replace(self, child=child, samples={}, drawn={}, results={}, references=set(), state=[])
+            other.load(other.slot, other.candidate)
+            yield other
+
+    def hand(self, sample: Sample) -> Sample:
+        """Give a set that another trial drew to this one's child, parameters in memory of their own."""
+        return self._hand_over(sample, base="", given=sample.inputs)
 
     def variant(self, sample: Sample, position: int, replacement: torch.Tensor, what: str) -> Sample:
         """`sample` with one input replaced."""
@@ -136,23 +206,29 @@ class Trial:
 
     def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call the candidate in the child. Raises CandidateFailure."""
-        return self.call_slot("candidate", sample.name, hold=hold, deadline_s=deadline_s)
+        return self.call_slot(self.slot, sample.name, hold=hold, deadline_s=deadline_s)
 
-    def load(self, slot: str, candidate: Candidate) -> None:
-        """Put a Program under a schedule into a slot of the child. Raises CandidateFailure."""
+    def load(self, slot: str, candidate: Candidate | SourceCandidate, way: Way | None = None) -> None:
+        """Put a Program under a schedule, or the module of a source, into a slot of the child. Raises CandidateFailure."""
+        if isinstance(candidate, SourceCandidate):
+            assert isinstance(self.subject, PairSubject)  # a source is judged against a source
+            form = replace(self.subject.form, entry=candidate.entry)
+            self.state = load_module(self.child, slot, candidate.text, form, way or self.subject.way)
+            return
         self.child.call(
             "load",
             slot=slot,
             program=candidate.program.to_json(),
             payloads=write_payloads(candidate.program, self.child.new_file()),
             schedule=candidate.schedule,
-            static=[index for index, role in enumerate(self.region.roles) if role != "input"],
+            static=[index for index, role in enumerate(self.subject.roles) if role != "input"],
         )
 
     def reference_in_child(self, schedule: Schedule, sample: Sample) -> Outputs:
         """The reference Program under a schedule, run in the child. Raises CandidateFailure."""
         if schedule not in self.references:
-            self.load(f"reference {schedule}", Candidate(self.region.program, schedule, "baseline"))
+            assert isinstance(self.subject, RegionSubject)  # only a Program runs under a schedule
+            self.load(f"reference {schedule}", Candidate(self.subject.region.program, schedule, "baseline"))
             self.references.add(schedule)
         return self.call_slot(f"reference {schedule}", sample.name).outputs
 
@@ -164,7 +240,28 @@ class Trial:
         facts = answer.get("facts")
         if not isinstance(facts, list) or len(facts) != len(outputs):
             raise CandidateFailure("run", "an answer without the properties of its outputs", "protocol")
-        return Result(outputs, facts)
+        return Result(outputs, facts, str(answer.get("tree", "")))
+
+    def told(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Ask the child something about what sits in this trial's slot. Raises CandidateFailure."""
+        return self.child.call(verb, slot=self.slot, **fields)
+
+    def fetched(self, verb: str, **fields: Any) -> tuple[dict[str, Any], Outputs]:
+        """As `told`, for a verb that writes tensors. Raises CandidateFailure."""
+        path = self.child.new_file()
+        answer = self.told(verb, path=str(path), **fields)
+        try:
+            return answer, load_tensors(answer.get("layout") or [], path, self.device)
+        except SandboxError as error:
+            raise CandidateFailure(verb, f"unreadable outputs: {error.found}", "protocol") from error
+        finally:
+            path.unlink(missing_ok=True)
+
+    def rewrite(self, sample: Sample, values: Sequence[torch.Tensor | None]) -> None:
+        """Put other values (None: as they are) into the memory of a set in the child; here the set stays as it was."""
+        path = self.child.new_file()
+        self.child.call("rewrite", name=sample.name, layout=save_tensors(values, path), path=str(path))
+        path.unlink(missing_ok=True)
 
     def reread(self, index: int) -> Outputs:
         """Held outputs number `index` as they are now in the child."""
@@ -176,26 +273,6 @@ class Trial:
         self.child.call("drop", names=[sample.name for sample in samples])
         for sample in samples:
             self.samples.pop(sample.name, None)
-
-    def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
-        """The reference Program, step by step, under the contract's rights. Raises ReferenceFailure."""
-        try:
-            self._prove_legal(inputs)
-            with rights.under(self.contract), torch.no_grad():
-                outputs = self._reference(inputs)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            raise ReferenceFailure("running eager", f"{type(error).__name__}: {str(error)[:300]}") from error
-        return Result(outputs, describe(outputs, inputs))
-
-    @cached_property
-    def _reference(self) -> Runner:
-        return prepare(self.region.program, self.device)
-
-    def _prove_legal(self, inputs: Sequence[torch.Tensor]) -> None:
-        """An index out of range is an exception on the CPU and a dead context on CUDA: try made-up integers on the CPU first."""
-        if self.device.type == "cuda" and self.examples is None and unproven_integers(self.region, self.facts):
-            host = torch.device("cpu")
-            prepare(_on_host(self.region.program), host)([tensor.cpu() for tensor in inputs])
 
     def _hand_over(self, sample: Sample, *, base: str, given: Sequence[torch.Tensor | None]) -> Sample:
         path = self.child.new_file()
@@ -211,20 +288,7 @@ class Trial:
             raise CandidateFailure("run", f"unreadable outputs: {error.found}", "protocol") from error
         finally:
             path.unlink(missing_ok=True)
-        expected = len(self.region.program.outputs)
+        expected = len(self.subject.outputs)
         if len(outputs) != expected:
             raise CandidateFailure("run", f"{len(outputs)} outputs, expected {expected}", "fresh_output")
         return outputs
-
-
-def _on_host(program: Program) -> Program:
-    data = program.to_json()
-    return Program.from_json(_host_json(data), program.all_payloads())
-
-
-def _host_json(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: "cpu" if key == "device" and value == "cuda" else _host_json(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return ["cpu" if item == "cuda" else _host_json(item) for item in data]
-    return data

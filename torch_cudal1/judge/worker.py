@@ -6,24 +6,29 @@ Whatever goes wrong in a request is answered as an error, except what ends the p
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import os
-import random
-import resource
-import signal
 import socket
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge import rights, timing
+from torch_cudal1.errors import Cudal1Error, SandboxError
+from torch_cudal1.judge import exercises, inspections, rights, timing
 from torch_cudal1.judge.channel import Channel, load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.gpu_state import reset_persisting_l2
+from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
 from torch_cudal1.judge.properties import describe
+from torch_cudal1.judge.rawcopy import RefusedOutput, raw_tensors, refuse_lazy
+from torch_cudal1.judge.ring import Ring, Turns
+from torch_cudal1.judge.surroundings import surroundings
+from torch_cudal1.judge.tighten import tighten
 from torch_cudal1.judge.transport import present, read_program, write_payloads
 from torch_cudal1.program.execute import Runner
 from torch_cudal1.program.schedule import build as build_runner
@@ -31,8 +36,6 @@ from torch_cudal1.program.schedule import build as build_runner
 __all__ = ["VERBS", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
-_RING_BYTES = 512 << 20
-_RING_SETS = 8
 
 
 @dataclass
@@ -46,16 +49,34 @@ class Session:
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
+    rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
+    sides: tuple[Turns, Turns] | None = None
+    first_us: dict[str, float] = field(default_factory=dict)  # of each slot's first call
+
+    def ring(self, request: Request) -> Ring:
+        """The ring of the request's sets, turned as it asks."""
+        names = tuple(request["sets"])
+        if names not in self.rings:
+            self.rings[names] = Ring([self.sets[name] for name in names], self.static)
+        self.rings[names].turn(int(request.get("shift", 0)))
+        return self.rings[names]
+
+    def warm_sides(self) -> tuple[Turns, Turns]:
+        """What `warm` took. Raises SandboxError before it."""
+        if self.sides is None:
+            raise SandboxError("timing", "nothing was warmed; expected the verb `warm` first")
+        return self.sides
 
 
 def _hello(session: Session, request: Request) -> dict[str, Any]:
-    _die_with(int(request["parent"]))
-    _limit(int(request["memory_bytes"]), int(request["file_bytes"]))
     session.device = torch.device(request["device"])
     session.scratch = Path(request["scratch"])
     torch.set_num_threads(int(request["threads"]))
     rights.apply(request["flags"])
-    return {"pid": os.getpid(), "torch": torch.__version__}
+    tighten(request, session.device)
+    gc.collect()
+    gc.freeze()  # what was imported is never garbage: later collections need not look at it
+    return {"pid": os.getpid(), "torch": torch.__version__, "surroundings": surroundings(session.device)}
 
 
 def _load(session: Session, request: Request) -> dict[str, Any]:
@@ -64,6 +85,22 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
     session.static = frozenset(request["static"])
     session.slots[request["slot"]] = build_runner(program, request["schedule"], session.device, static=session.static)
     return {}
+
+
+def _read_source(session: Session, request: Request) -> dict[str, Any]:
+    """What a reference file says of itself: how to make and call its module; its example tensors go to a file."""
+    told, tensors = described(imported(request["text"], session.scratch), request["entry"], session.device, int(request["seed"]))
+    return {**told, "layout": save_tensors(tensors, Path(request["path"]))}
+
+
+def _load_source(session: Session, request: Request) -> dict[str, Any]:
+    """Make a module from a source text and put it into a slot: the names, dtypes and shapes of its state, as it was constructed."""
+    form, way = CallForm.from_json(request["form"]), Way(**request["way"])
+    runner = ModuleRunner(imported(request["text"], session.scratch), form, way, session.device)
+    session.static = frozenset(range(len(form.names)))
+    session.slots[request["slot"]] = runner
+    state = runner.fresh().state_dict()
+    return {"state": [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in state.items()]}
 
 
 def _put(session: Session, request: Request) -> dict[str, Any]:
@@ -82,25 +119,46 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
         session.sets.pop(name, None)
         _, path = session.sources.pop(name, ([], session.scratch / "none"))
         path.unlink(missing_ok=True)
+    gone = set(request["names"])
+    if any(not gone.isdisjoint(names) for names in session.rings):
+        session.rings = {names: ring for names, ring in session.rings.items() if gone.isdisjoint(names)}
+        session.sides = None
     session.held.clear()
+    return {}
+
+
+def _clear(session: Session, request: Request) -> dict[str, Any]:
+    """Forget everything that was loaded, so that the next question meets the process as a new one; what was compiled stays."""
+    for _, path in session.sources.values():
+        path.unlink(missing_ok=True)
+    fresh = Session(session.device, session.scratch)
+    for item in fields(Session):
+        setattr(session, item.name, getattr(fresh, item.name))
+    gc.collect()
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()
     return {}
 
 
 def _run(session: Session, request: Request) -> dict[str, Any]:
     """Call a slot on an input set: outputs to a file, with their properties. `hold` keeps the outputs alive for `reread`."""
     inputs = session.sets[request["inputs"]]
+    started = time.perf_counter()
     with torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
+    refuse_lazy(outputs)
     timing.synchronise(session.device)
+    session.first_us.setdefault(request["slot"], (time.perf_counter() - started) * 1e6)
+    layout = raw_tensors(outputs, Path(request["path"]))
     facts = describe(outputs, inputs, session.held)
     if request.get("hold"):
         session.held.append(list(outputs))
-    return {"layout": save_tensors(outputs, Path(request["path"])), "facts": facts}
+    return {"layout": layout, "facts": facts, "tree": getattr(session.slots[request["slot"]], "tree", "")}
 
 
 def _reread(session: Session, request: Request) -> dict[str, Any]:
     """Write held outputs number `index` out again, as they are now."""
-    return {"layout": save_tensors(session.held[int(request["index"])], Path(request["path"]))}
+    return {"layout": raw_tensors(session.held[int(request["index"])], Path(request["path"]))}
 
 
 def _unchanged(session: Session, request: Request) -> dict[str, Any]:
@@ -108,22 +166,56 @@ def _unchanged(session: Session, request: Request) -> dict[str, Any]:
     layout, path = session.sources[request["name"]]
     before = load_tensors(layout, path, session.device)
     now = session.sets[request["name"]]
+    runner = session.slots.get(request.get("slot", ""))
+    if isinstance(runner, ModuleRunner) and runner.holds(now[: (count := len(runner.state()))]):
+        now = [*runner.state(), *now[count:]]  # the module holds copies of the parameters: those must not have changed either
     return {"changed": [i for i, old in enumerate(before) if old is not None and not _same_bytes(old, now[i])]}
 
 
+def _warm(session: Session, request: Request) -> dict[str, Any]:
+    """Take two slots to be timed and settle them: first call, cost of a call, the same with a flush, in microseconds."""
+    ring = session.ring(request)
+    session.sides = Turns(session.slots[request["a"]], ring), Turns(session.slots[request["b"]], ring, 1)
+    reset = reset_persisting_l2(session.device)
+    with torch.no_grad():
+        found = [timing.warm(side, session.device) for side in session.sides]
+    first_us = [session.first_us.get(request[name], one.first_us) for name, one in zip("ab", found, strict=True)]
+    return {"warm": [[first, one.call_us, one.flushed_us] for first, one in zip(first_us, found, strict=True)], "reset": reset}
+
+
 def _time(session: Session, request: Request) -> dict[str, Any]:
-    """Paired samples of two slots: microseconds per call, baseline first."""
-    ring = _ring(session, request["sets"])
-    run_a, run_b = (_cycle(session.slots[request[side]], ring) for side in ("a", "b"))
-    pairs = timing.sample_pairs(run_a, run_b, session.device, budget_s=float(request["budget_s"]))
-    device_us = [timing.device_time_us(run, session.device) for run in (run_a, run_b)]
-    return {"pairs": pairs, "device_us": device_us}
+    """A batch of paired samples of the two sides, baseline first; the outputs of the last `keep` calls of b are held.
+
+    `position`: where in the ring the call after the last would be.
+    """
+    session.ring(request)
+    a, b = session.warm_sides()
+    kept: deque[Any] = deque(maxlen=int(request["keep"]))
+    with torch.no_grad():
+        pairs = timing.sample_bucket(a, b, session.device, timing.Batch.from_json(request["batch"]), kept)
+    session.held[:] = [list(outputs) for outputs in kept]
+    return {"pairs": pairs, "kept": len(session.held), "position": b.position}
+
+
+def _look(session: Session, request: Request) -> dict[str, Any]:
+    """Host and device time of the two sides apart."""
+    with torch.no_grad():
+        return {name: asdict(timing.look(side, session.device)) for name, side in zip("ab", session.warm_sides(), strict=True)}
+
+
+def _spin(session: Session, request: Request) -> dict[str, Any]:
+    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held."""
+    run = Turns(session.slots[request["slot"]], session.ring(request), int(request["start"]))
+    kept: deque[Any] = deque(maxlen=None if request["keep"] else 0)
+    with torch.no_grad():
+        elapsed_us = timing.batch_us(run, int(request["calls"]), session.device, kept)
+    session.held[:] = [list(outputs) for outputs in kept]
+    return {"elapsed_us": elapsed_us}
 
 
 def _bench(session: Session, request: Request) -> dict[str, Any]:
     """Interleaved samples of several slots: microseconds per call."""
-    ring = _ring(session, request["sets"])
-    runs = {slot: _cycle(session.slots[slot], ring) for slot in request["slots"]}
+    runs = {slot: Turns(session.slots[slot], session.ring(request)) for slot in request["slots"]}
     return {"samples": timing.interleave(runs, session.device, budget_s=float(request["budget_s"]))}
 
 
@@ -139,14 +231,22 @@ def _build(session: Session, request: Request) -> dict[str, Any]:
 VERBS: dict[str, Callable[[Session, Request], dict[str, Any]]] = {
     "hello": _hello,
     "load": _load,
+    "read_source": _read_source,
+    "load_source": _load_source,
     "put": _put,
     "drop": _drop,
+    "clear": _clear,
     "run": _run,
     "reread": _reread,
     "unchanged": _unchanged,
+    "warm": _warm,
     "time": _time,
+    "look": _look,
+    "spin": _spin,
     "bench": _bench,
     "build": _build,
+    **exercises.VERBS,
+    **inspections.VERBS,
 }
 
 
@@ -169,8 +269,11 @@ def _serve(session: Session, request: Request) -> dict[str, Any]:
         return VERBS[request["verb"]](session, request)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return {"error": f"out of memory: {error}", "detector": "resource"}
+    except PermissionError as error:  # what the sandbox refuses
+        return {"error": f"PermissionError: {error}", "detector": "isolation"}
     except Cudal1Error as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        named = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
+        return {"error": f"{type(error).__name__}: {error}", **named}
     except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
         detector = {"detector": "resource"} if "allocate memory" in str(error) else {}  # torch's CPU allocator raises RuntimeError
         return {"error": f"{type(error).__name__}: {error}", **detector}
@@ -182,51 +285,6 @@ def _same_bytes(old: torch.Tensor, new: torch.Tensor) -> bool:
         return tensor.as_strided((extent,), (1,)).view(torch.uint8)
 
     return torch.equal(raw(old), raw(new))
-
-
-def _ring(session: Session, names: Sequence[str]) -> list[list[torch.Tensor]]:
-    """Input sets to call with in turn. Parameters and buffers are those of the first set, as in a model that stays the same."""
-    sets = [session.sets[name] for name in names]
-    first = sets[0]
-    ring = [[first[i] if i in session.static else t for i, t in enumerate(inputs)] for inputs in sets]
-    moving = sum(t.numel() * t.element_size() for i, t in enumerate(first) if i not in session.static)
-    wanted = min(_RING_SETS, max(2, _RING_BYTES // max(1, moving)))
-    while len(ring) < wanted:
-        model = ring[len(ring) % len(sets)]
-        ring.append([t if i in session.static else _copy(t) for i, t in enumerate(model)])
-    return ring
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    extent = storage_extent(tensor.shape, tensor.stride())
-    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
-
-
-def _cycle(runner: Runner, ring: Sequence[Sequence[torch.Tensor]]) -> Callable[[], object]:
-    position = random.randrange(len(ring))
-
-    def run() -> object:
-        nonlocal position
-        position = (position + 1) % len(ring)
-        return runner(ring[position])
-
-    return run
-
-
-def _die_with(parent: int) -> None:
-    """Ask Linux for SIGKILL when the parent dies (prctl PR_SET_PDEATHSIG = 1); other systems rely on the closed socket."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        raise SystemExit("the judge is gone")
-
-
-def _limit(memory_bytes: int, file_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-    if memory_bytes:
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()  # torch maps gigabytes it never uses
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes,) * 2)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""Detectors of memory on a GPU: Programs of one kernel with one thing wrong, and sources in Triton; the honest twins pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
+from tests.judge.programs import subject
+from torch_cudal1.judge.contract import contract
+from torch_cudal1.judge.detectors import Detector
+from torch_cudal1.judge.detectors.environment import env_diff, env_diff_calls
+from torch_cudal1.judge.detectors.memory import ghost, guard_band, poison
+from torch_cudal1.judge.detectors.process import resource
+from torch_cudal1.judge.detectors.sanitize import sanitizer
+from torch_cudal1.judge.detectors.state import fresh_output
+from torch_cudal1.judge.pair import SourceCandidate, read_reference
+from torch_cudal1.judge.profiles import PROFILES
+from torch_cudal1.judge.sandbox import Child, limits_for
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.judge.validate import validate
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Check, Contract
+from torch_cudal1.settings import Settings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+CUDA = torch.device("cuda", 0)
+PEEKING = PRODUCT.replace("ld.global.f32 %f1, [%d2];", "ld.global.f32 %f1, [%d2]; ld.volatile.global.f32 %f2, [%d2+1048576];")
+
+
+def plan(text: str = PRODUCT, grid: int = 32) -> Program:
+    return on_cuda(product("cuda"), assembled(text), "product", grid=grid)
+
+
+def decorated() -> Program:
+    """The kernel runs, and eager's operator makes the result."""
+    whole = plan()
+    return replace(whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,))
+
+
+CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
+    "honest": (plan, (fresh_output, env_diff_calls, poison, guard_band, ghost, resource), None),
+    "rows left unwritten": (lambda: plan(grid=31), (poison,), "poison"),
+    "a block too many": (lambda: plan(grid=33), (guard_band,), "guard_band"),
+    "a kernel for show": (decorated, (ghost,), "ghost"),
+    "a stray read": (lambda: plan(PEEKING), (sanitizer,), "sanitizer"),
+    "honest under the sanitizer": (plan, (sanitizer,), None),
+}
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child(limits_for(Settings(), CUDA), Contract()) as running:
+        yield running
+
+
+def asked(trial: Trial, *detectors: Detector) -> list[Check]:
+    trial.load("candidate", trial.candidate)
+    for _ in range(2):
+        sample = trial.draw("normal")
+        trial.results[sample.name] = trial.run(sample)
+    return list(validate(trial, PROFILES["standard"], detectors=detectors).checks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_of_one_kernel(child: Child, name: str) -> None:
+    make, detectors, refused = CASES[name]
+    program = candidate(make())
+    assert all(check.passed for check in contract(product("cuda"), program))
+    checks = asked(Trial(subject(product("cuda"), device="cuda"), program, Contract(), CUDA, child), *detectors)
+    print(checks)
+    failed = [check.name for check in checks if not check.passed]
+    if name == "a stray read" and any("not applicable" in check.detail for check in checks):
+        pytest.skip(checks[-1].detail)
+    assert failed == ([refused] if refused else []), checks
+
+
+REFERENCE = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x, y):
+        return x * y
+def get_inputs():
+    return [torch.randn(64, 64), torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import torch, triton, triton.language as tl
+from torch import nn
+@triton.jit
+def product(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.store(out + at, tl.load(x + at, mask=mask) * tl.load(y + at, mask=mask), mask=mask)
+{more}
+class ModelNew(nn.Module):
+    def forward(self, x, y):
+        out = torch.empty_like(x)
+        product[({grid},)](x, y, out, x.numel(), BLOCK=1024)
+        {then}
+        return out
+"""
+BEYOND = "    tl.store(out + n + tl.arange(0, 2), 0.0, mask=tl.program_id(0) == 0)\n"
+SOURCES = {
+    "honest": ({"more": "", "grid": "4", "then": ""}, (env_diff, fresh_output, env_diff_calls, poison, guard_band, resource), None),
+    "a block too few": ({"more": "", "grid": "3", "then": ""}, (poison,), "poison"),
+    "a store beyond the end": ({"more": BEYOND, "grid": "4", "then": ""}, (guard_band,), "guard_band"),
+    "device memory each call": (
+        {"more": "KEPT = []", "grid": "4", "then": "KEPT.append(torch.ones(1 << 20, device=x.device))"},
+        (resource,),
+        "resource",
+    ),
+    "the current device's stream": (
+        {"more": "torch.cuda.set_stream(torch.cuda.Stream())", "grid": "4", "then": ""},
+        (env_diff,),
+        "env_diff",
+    ),
+    "TF32": ({"more": "torch.backends.cuda.matmul.allow_tf32 = True", "grid": "4", "then": ""}, (env_diff,), "env_diff"),
+    "honest under the sanitizer": ({"more": "", "grid": "4", "then": ""}, (sanitizer,), None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_in_triton(name: str) -> None:
+    parts, detectors, refused = SOURCES[name]
+    with Child(limits_for(Settings(), CUDA), Contract()) as oracle, Child(limits_for(Settings(), CUDA), Contract()) as own:
+        reference, examples = read_reference(oracle, REFERENCE, CUDA)
+        text = SourceCandidate(KERNEL.format(**parts))
+        checks = asked(Trial(reference, text, Contract(), CUDA, own, examples), *detectors)
+    print(checks)
+    assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), checks
+
+
+def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:
+    from torch_cudal1.judge.inspections import _fill_free_blocks
+
+    for size in (16_384, 3 << 20):
+        kept = torch.zeros(size, dtype=torch.uint8, device=CUDA)
+        freed = torch.zeros(size, dtype=torch.uint8, device=CUDA)
+        del freed
+        _fill_free_blocks(63, CUDA)
+        assert bool((torch.empty(size, dtype=torch.uint8, device=CUDA) == 63).all())
+        del kept

@@ -1,0 +1,74 @@
+"""Children of our own code are lent again, cleared, and only where that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.judge.programs import candidate, linear_relu, subject
+from torch_cudal1 import observe
+from torch_cudal1.judge import warm
+from torch_cudal1.judge.limits import limits_for
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+
+CPU = torch.device("cpu")
+LIMITS = limits_for(Settings(), CPU)
+REGION = linear_relu()
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    observe.reset()
+    yield
+    assert not warm._STORE.idle
+
+
+def trial(child: Child) -> Trial:
+    return Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
+
+
+def test_a_child_is_lent_again_with_nothing_of_the_last_question_in_it() -> None:
+    with warm.kept_warm():
+        with warm.lent(LIMITS, Contract()) as first:
+            asked = trial(first)
+            asked.load("candidate", candidate(REGION.program))
+            sample = asked.draw("normal")
+            asked.run(sample)
+        with warm.lent(LIMITS, Contract()) as second:
+            assert second is first
+            with pytest.raises(CandidateFailure, match="KeyError"):
+                trial(second).call_slot("candidate", sample.name)
+            again = trial(second)
+            again.load("candidate", candidate(REGION.program))
+            assert again.run(again.draw("normal")).outputs[0] is not None
+        with warm.kept_warm(), warm.lent(LIMITS, Contract()) as third:
+            assert third is first
+        assert observe.report().counters["children_reused"] == 2
+        with warm.lent(LIMITS, Contract("strict")) as other:
+            assert other is not first
+    with pytest.raises(CandidateFailure, match="given up"):
+        first.call("clear")
+
+
+def fail_with_one() -> None:
+    with warm.lent(LIMITS, Contract()):
+        raise RuntimeError("mine")
+
+
+def test_a_child_that_must_not_be_kept_is_ended() -> None:
+    with warm.kept_warm():
+        with warm.lent(LIMITS, Contract()) as spoilt:
+            spoilt.usable = False
+        with pytest.raises(RuntimeError, match="mine"):
+            fail_with_one()
+        assert not warm._STORE.idle
+
+
+def test_strangers_get_a_process_of_their_own() -> None:
+    with pytest.raises(ValueError, match="strangers"), warm.lent(limits_for(Settings(), CPU, trust="foreign"), Contract()):
+        pass

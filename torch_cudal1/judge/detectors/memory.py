@@ -1,0 +1,173 @@
+"""Detectors of memory that a candidate may not read or write: what nobody wrote, what lies beside a tensor; and of idle kernels.
+
+Patterns and seeds are drawn here from the operating system; what came out is compared here. Bands lie around inputs, around the
+Allocs of a Program that launches, and on a GPU around what a source allocates next; on the host a source's own memory has none.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_cudal1.judge.bands import HOLES, SOLID, expected, expected_fence
+from torch_cudal1.judge.channel import storage_extent
+from torch_cudal1.judge.compare import same_bits
+from torch_cudal1.judge.detectors.values import compared, first_two
+from torch_cudal1.judge.pair import SourceCandidate
+from torch_cudal1.judge.sandbox import CandidateFailure
+from torch_cudal1.judge.subject import Outputs
+from torch_cudal1.judge.transport import write_payloads
+from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.program.model import Call, Launch, Program
+from torch_cudal1.records import Check
+
+__all__ = ["ghost", "guard_band", "poison"]
+
+_BANDED_BYTES = 4 << 30
+_GHOSTS = 16
+_SLOT = "instrumented"
+
+
+def poison(trial: Trial) -> list[Check]:
+    """Results do not depend on what fresh memory holds: two secret bytes, then what PyTorch fills in (NaN)."""
+    sample, _ = first_two(trial)
+    one, other = random.SystemRandom().sample(range(1, 255), 2)
+    first, shown = _poisoned(trial, sample, one)
+    second, _ = _poisoned(trial, sample, other)
+    for position, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a is None or b is None or same_bits(a, b):
+            continue
+        unwritten = int(((_bytes(a) == one) & (_bytes(b) == other)).sum())
+        if unwritten:
+            detail = f"{unwritten} bytes of output {position} follow what fresh memory was filled with: nothing wrote them"
+            return [Check("poison", False, float(unwritten), 0.0, detail)]
+        if all(same_bits(x, y) for x, y in zip(first, _poisoned(trial, sample, one)[0], strict=True)):
+            return [Check("poison", False, detail=f"output {position} depends on what fresh memory was filled with")]
+    third, _ = _poisoned(trial, sample, None)
+    for outputs, what in ((first, f"bytes {one:#04x}"), (third, "NaN")):
+        wrong = [position for position, comparison in compared(trial, sample, outputs) if not comparison.passed]
+        if wrong:
+            return [Check("poison", False, detail=f"output {wrong[0]} is wrong when fresh memory is filled with {what}")]
+    sample.forget_exact()
+    detail = "3 fillings of fresh memory" if shown else "NaN in fresh memory; it could not be filled with bytes here"
+    return [Check("poison", True, 0.0, 0.0, detail)]
+
+
+def _poisoned(trial: Trial, sample: Sample, byte: int | None) -> tuple[Outputs, bool]:
+    answer, outputs = trial.fetched("poisoned", inputs=sample.name, byte=byte)
+    return _complete(trial, outputs), answer.get("control") is True
+
+
+def _complete(trial: Trial, outputs: Outputs) -> Outputs:
+    if len(outputs) != len(trial.subject.outputs):
+        raise CandidateFailure("run", f"{len(outputs)} outputs, expected {len(trial.subject.outputs)}", "fresh_output")
+    return outputs
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    extent = storage_extent(tensor.shape, tensor.stride())
+    return tensor.as_strided((extent,), (1,)).view(torch.uint8)
+
+
+def guard_band(trial: Trial) -> list[Check]:
+    """Inputs between bands of 64 KiB, random ones and then ones of NaN: bands as they were, results as without them."""
+    sample, _ = first_two(trial)
+    positions = [i for i, role in enumerate(trial.subject.roles) if role == "input" or _is_eager(trial)]
+    if sum(trial.subject.specs[i].size_bytes for i in positions) > _BANDED_BYTES:
+        return [Check("guard_band", True, detail="not asked: the inputs are too large to lie between bands")]
+    seeds = (secrets.randbits(40), SOLID - len(trial.subject.specs))  # all negative ones mean solid bands
+    runs = [_banded(trial, sample, seed, positions, trial.slot) for seed in seeds]
+    checks = [found for found, _ in runs if found]
+    if checks:
+        return checks[:1]
+    if not all(same_bits(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True)):
+        again = _banded(trial, sample, seeds[0], positions, trial.slot)[1]
+        if all(same_bits(a, b) for a, b in zip(runs[0][1], again, strict=True)):
+            return [Check("guard_band", False, detail="a result depends on what lies beside the inputs")]
+    detail = f"{len(positions)} inputs between bands"
+    if isinstance(trial.candidate, SourceCandidate) or not trial.candidate.program.launches:
+        return [Check("guard_band", True, 0.0, 0.0, detail)]
+    return [_allocs_banded(trial, sample, positions, detail)]
+
+
+def _is_eager(trial: Trial) -> bool:
+    """Whether parameters may lie elsewhere at each call: neither a module holds them nor a CUDA graph their addresses."""
+    return not isinstance(trial.candidate, SourceCandidate) and trial.candidate.schedule == "eager"
+
+
+def _allocs_banded(trial: Trial, sample: Sample, positions: Sequence[int], detail: str) -> Check:
+    seed = secrets.randbits(40)
+    _instrument(trial, seed=seed)
+    found, _ = _banded(trial, sample, seed, positions, _SLOT)
+    trial.child.call("forget", slot=_SLOT)
+    return found or Check("guard_band", True, 0.0, 0.0, f"{detail}, memory of kernels too")
+
+
+def _banded(trial: Trial, sample: Sample, seed: int, positions: Sequence[int], slot: str) -> tuple[Check | None, Outputs]:
+    """A failed check if a band or a fence changed, and the outputs."""
+    holes = sorted({_extent_bytes(out) for out in sample.reference.outputs if out is not None} - {0})
+    path = trial.child.new_file()
+    fields: dict[str, Any] = {"inputs": sample.name, "seed": seed, "positions": list(positions), "holes": holes, "path": str(path)}
+    answer = trial.child.call("banded", slot=slot, **fields)
+    outputs = _complete(trial, trial._read(answer, path))
+    for index in positions:
+        if answer["bands"].get(str(index)) != expected(seed + index):
+            return Check("guard_band", False, detail=f"what lies beside input {index} was written to"), outputs
+    for number, digest in enumerate(answer["allocated"]):
+        if digest != expected(seed + number):
+            return Check("guard_band", False, detail=f"what lies beside allocation {number} was written to"), outputs
+    if trial.device.type == "cuda" and answer["fences"] != _fences(holes, seed):
+        return Check("guard_band", False, detail="what lies beside freshly allocated memory was written to"), outputs
+    return None, outputs
+
+
+def _fences(holes: Sequence[int], seed: int) -> list[str]:
+    return [digest for size in holes for digest in [expected_fence(seed, size)] * (HOLES + 1)]
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    return storage_extent(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def ghost(trial: Trial) -> list[Check]:
+    """Each kernel of a Program left out in turn: an output must change, or the kernel is decoration."""
+    if isinstance(trial.candidate, SourceCandidate):
+        return [Check("ghost", True, detail="not applicable: a source launches its kernels itself")]
+    launches = _count_launches(trial.candidate.program)
+    if not launches:
+        return [Check("ghost", True, detail="not applicable: no machine code")]
+    sample, _ = first_two(trial)
+    byte = random.SystemRandom().randrange(1, 255)
+    whole = _without(trial, sample, byte, skip=-1)
+    tried = sorted(random.SystemRandom().sample(range(launches), min(launches, _GHOSTS)))
+    for number in tried:
+        if all(same_bits(a, b) for a, b in zip(whole, _without(trial, sample, byte, skip=number), strict=True)):
+            return [Check("ghost", False, float(number), detail=f"no output changes when launch {number} is left out")]
+    return [Check("ghost", True, float(len(tried)), detail=f"{len(tried)} of {launches} launches left out in turn: outputs change")]
+
+
+def _without(trial: Trial, sample: Sample, byte: int, *, skip: int) -> Outputs:
+    """The outputs with one launch left out (-1: none), fresh memory filled so that what it would have written differs."""
+    _instrument(trial, skip=skip)
+    path = trial.child.new_file()
+    answer = trial.child.call("poisoned", slot=_SLOT, inputs=sample.name, byte=byte, path=str(path))
+    outputs = _complete(trial, trial._read(answer, path))
+    trial.child.call("forget", slot=_SLOT)
+    return outputs
+
+
+def _count_launches(program: Program) -> int:
+    nested = sum(_count_launches(step.program) for step in program.steps if isinstance(step, Call))
+    return nested + sum(isinstance(step, Launch) for step in program.steps)
+
+
+def _instrument(trial: Trial, *, skip: int = -1, seed: int | None = None) -> None:
+    """The candidate's Program, run by the Python executor of the child, in a slot of its own."""
+    assert not isinstance(trial.candidate, SourceCandidate)
+    program = trial.candidate.program
+    fields: dict[str, Any] = {"program": program.to_json(), "payloads": write_payloads(program, trial.child.new_file())}
+    trial.child.call("instrument", slot=_SLOT, skip=skip, seed=seed, **fields)

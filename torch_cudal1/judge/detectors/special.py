@@ -1,0 +1,172 @@
+"""Detector of special values: NaN, infinities, signed zeros, ties, the ends of the half types, denormals, values just above one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from torch_cudal1.judge.channel import storage_extent
+from torch_cudal1.judge.compare import same_masks
+from torch_cudal1.judge.detectors.agreement import Agreement, agreement, attempted, refused
+from torch_cudal1.judge.detectors.values import first_two
+from torch_cudal1.judge.inputs import clone_strided
+from torch_cudal1.judge.subject import Outputs, Result
+from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.records import Check
+
+__all__ = ["special"]
+
+_SPECIAL_INPUTS = 6
+_TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
+_FLUSHED = 0.25  # of the result's size: rounding a denormal loses less, flushing it loses all
+Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def special(trial: Trial) -> list[Check]:
+    """One NaN, one infinity, in each floating input in turn: they must reach what they reach in eager. Then whole inputs of values
+    that fast arithmetic gets wrong.
+    """
+    if trial.contract.assume_finite:
+        return [Check("special", True, detail="not tested: the user promised finite values (assume_finite)")]
+    sample, _ = first_two(trial)
+    positions = _special_positions(trial, sample)
+    if not positions:
+        return [Check("special", True, detail="not applicable: no floating input")]
+    checks: list[Check] = []
+    values = (("NaN", float("nan")), ("infinity", float("inf")), ("negative infinity", -float("inf")))
+    for what, value in values if trial.profile.all_specials else values[:2]:
+        for position in positions:
+            variant = trial.variant(sample, position, _with_one(sample.inputs[position], value), what)
+            failed = _masks_differ(trial, variant, trial.run(variant).outputs)
+            trial.drop(variant)
+            if failed:
+                return [*checks, Check("special", False, detail=f"one {what} in input {position}{failed}")]
+        checks.append(Check("special", True, detail=f"one {what} in each of inputs {positions}"))
+    return [*checks, *_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
+
+
+def _special_positions(trial: Trial, sample: Sample) -> list[int]:
+    """Floating inputs, those that are no parameters first, at most six; which of many is a secret."""
+    floating = [i for i, t in enumerate(sample.inputs) if t.dtype.is_floating_point and t.numel()]
+    drawn = random.SystemRandom().sample(floating, len(floating))
+    return sorted(sorted(drawn, key=lambda i: trial.subject.roles[i] != "input")[:_SPECIAL_INPUTS])
+
+
+def _with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    copy = clone_strided(tensor)
+    index = tuple(random.SystemRandom().randrange(size) for size in tensor.shape)
+    copy.as_strided((1,), (1,), sum(i * s for i, s in zip(index, tensor.stride(), strict=True))).fill_(value)
+    return copy
+
+
+def _masks_differ(trial: Trial, sample: Sample, outputs: Outputs) -> str:
+    """What differs, "" if nothing does. Inductor lowers some operators to formulas that treat infinities differently from eager's
+    kernels; under an Inductor schedule the reference under that schedule, PyTorch's own work, is as good a witness.
+    """
+    for position, (out, expected) in enumerate(zip(outputs, sample.reference.outputs, strict=True)):
+        if out is None or expected is None or same_masks(out, [expected]).passed:
+            continue
+        witnesses = [expected]
+        if trial.candidate.schedule.partition("+")[0] != "eager":
+            compiled = trial.reference_in_child(trial.candidate.schedule, sample)[position]
+            witnesses += [] if compiled is None else [compiled]
+        found = same_masks(out, witnesses, sample.exact_at(position))  # eager's algorithm may spread a NaN where float64 does not
+        if not found.passed:
+            return f"; output {position}: {found.detail}"
+    return ""
+
+
+def _whole_inputs(trial: Trial, base: Sample) -> Iterator[Check]:
+    for what, fill, judged in _FILLS:
+        sample = trial.derive(base, what, partial(_filled, trial, fill))
+        if refused(sample):
+            continue
+        found = attempted(trial, what, partial(_judged, trial, sample, what, judged))
+        trial.drop(sample)
+        yield Check("special", not found.problem, found.ratio, found.limit, f"{what}: {found.problem}" if found.problem else what)
+        if found.problem:
+            return
+
+
+def _judged(trial: Trial, sample: Sample, what: str, judged: Callable[[Trial, Sample, Result, str], Agreement]) -> Agreement:
+    return judged(trial, sample, trial.run(sample), what)
+
+
+def _filled(trial: Trial, fill: Fill, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    made: list[torch.Tensor | None] = []
+    for tensor, role in zip(inputs, trial.subject.roles, strict=True):
+        if role != "input" or not tensor.dtype.is_floating_point:
+            made.append(None)
+            continue
+        copy = clone_strided(tensor)
+        flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
+        flat.copy_(fill(flat, torch.rand(flat.shape, device=flat.device)))
+        made.append(copy)
+    return made
+
+
+def _floats_agree(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
+    """Which of equal values an index points at is nobody's promise, so indices are left out."""
+    outputs: Outputs = [
+        theirs if ours is not None and theirs is not None and not theirs.dtype.is_floating_point else ours
+        for ours, theirs in zip(result.outputs, sample.reference.outputs, strict=True)
+    ]
+    return agreement(trial, sample, Result(outputs, result.facts, result.tree), what)
+
+
+def _not_flushed(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
+    """Denormals have few digits, so only losing them counts."""
+    worst = 0.0
+    for position, (ours, theirs) in enumerate(zip(result.outputs, sample.reference.outputs, strict=True)):
+        exact = sample.exact_at(position)
+        if ours is None or theirs is None or exact is None or not theirs.dtype.is_floating_point or not theirs.numel():
+            continue
+        peak = float(exact.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0  # squares of denormals vanish even in float64
+        own, error, size = (_rms_of(t, peak) for t in (theirs.double() - exact, ours.double() - exact, exact))
+        limit = max(4 * own, _FLUSHED * size)
+        if error > limit:
+            return Agreement(what, f"output {position} is off by {error / size if size else error:.2g} of itself", error, limit)
+        worst = max(worst, error / limit if limit else 0.0)
+    return Agreement(what, "", worst, 1.0)
+
+
+def _rms_of(values: torch.Tensor, peak: float) -> float:
+    finite = values[values.isfinite()] / peak
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+
+
+def _zero_signs(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
+    """Signs of zeros, where eager hands values of its inputs on: copies, gathers."""
+    given = torch.cat([t.reshape(-1).double() for t in sample.inputs if t.dtype.is_floating_point])
+    found = agreement(trial, sample, result, what)
+    for position, (ours, theirs) in enumerate(zip(result.outputs, sample.reference.outputs, strict=True)):
+        if found.problem or ours is None or theirs is None or not theirs.dtype.is_floating_point or not _copied(given, theirs):
+            continue
+        wrong = int(((theirs == 0) & (ours.signbit() != theirs.signbit())).sum())
+        if wrong:
+            return Agreement(what, f"output {position}: {wrong} zeros have the other sign", float(wrong), 0.0)
+    return found
+
+
+def _copied(given: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether every value of a result is a value of the inputs; zeros alone prove nothing."""
+    other = result[result != 0].double()
+    return other.numel() > 0 and bool(torch.isin(other, given).all())
+
+
+def _beyond_half(flat: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """65,504 to 70,000 with a random sign; float16 itself ends where this begins."""
+    top = 65_504.0 if flat.dtype == torch.float16 else 65_504.0 + 4_496.0 * chance
+    return torch.where(flat < 0, -1.0, 1.0) * top
+
+
+_FILLS: tuple[tuple[str, Fill, Callable[[Trial, Sample, Result, str], Agreement]], ...] = (
+    ("ties", lambda flat, chance: flat.round(), _floats_agree),
+    ("negative zeros", lambda flat, chance: torch.where(chance < 0.5, -0.0 * torch.ones_like(flat), flat), _zero_signs),
+    ("values around 65,504 to 70,000", _beyond_half, agreement),
+    ("1 + k / 4096", lambda flat, chance: 1 + (chance * 8).floor() / 4_096, agreement),
+    ("denormals", lambda flat, chance: flat * _TINY.get(flat.dtype, 1e-40), _not_flushed),
+)

@@ -1,0 +1,194 @@
+"""Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may be trusted, not even a clock.
+
+Each side is asked in turn to run its slot k times and 2k times; (T(2k) - T(k)) / k is the cost of one call, whatever a request
+costs and whatever the process claims. Caches stay hot: a flush would run in the process that is not trusted. It judges no outputs:
+who drives it keeps and reads those.
+
+What it does not stop: a process that works between requests, on a thread or stream of its own, on what it will be asked next.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from torch_cudal1.judge.measure import Pairs
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.timing import L2, Batch, Warm
+from torch_cudal1.records import Check
+
+__all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
+
+_REQUEST_US = 5_000.0  # a batch shorter than this drowns in the jitter of its request
+_MOST_CALLS = 5_000
+_KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
+_WARM_CALLS = 3
+_TRIES = 5  # each with twice the calls
+_WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
+
+
+@dataclass(frozen=True)
+class Spun:
+    """A batch of calls: seconds on the clock of the process that asked, and microseconds claimed by the process that ran them."""
+
+    wall_s: float
+    claimed_us: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Microseconds per call from batches of k and 2k: by this clock, by the other process's; and the mean of the longer batch."""
+
+    wall_us: float
+    claimed_us: float
+    mean_us: float
+
+
+class Spinner(Protocol):
+    """One side of a duel, alone in its process. `most_calls`: how many one batch may have (their outputs are kept)."""
+
+    @property
+    def most_calls(self) -> int: ...
+
+    def spin(self, calls: int) -> Spun:
+        """Run the slot `calls` times on its ring of input sets, wait for the device, and come back.
+
+        The implementation reads its own monotonic clock right before the request and right after the answer.
+        Raises CandidateFailure.
+        """
+        ...
+
+
+@dataclass
+class ChildSpinner:
+    """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs, so none can be left out.
+
+    `kept`: how many outputs of the last batch are held in the child, number i (for the verb `reread`) from the call at ring place
+    `start` + i. `shift`: how far the values of the ring are turned.
+    """
+
+    child: Child
+    slot: str
+    sets: Sequence[str]
+    most_calls: int = _MOST_CALLS
+    keep: bool = True
+    deadline_s: float | None = None
+    shift: int = 0
+    start: int = 0
+    kept: int = 0
+    _turned: int | None = None
+
+    def spin(self, calls: int) -> Spun:
+        """Ask for a batch; what the one before kept is dropped and the ring turned first, outside the clock.
+
+        The very first batch makes the ring, and its first call is the instance's: both are in its time. Raises CandidateFailure.
+        """
+        turned, self._turned = self._turned, self.shift
+        if turned is not None and turned != self.shift:
+            self._spin(1)
+        return self._spin(calls)
+
+    def _spin(self, calls: int) -> Spun:
+        if self.kept:
+            self.child.call("drop", names=[])
+        self.start = secrets.randbelow(1 << 16)
+        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
+        begin = time.monotonic()
+        answer = self.child.call("spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what)
+        wall_s = time.monotonic() - begin
+        try:
+            claimed_us = float(answer["elapsed_us"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CandidateFailure("timing", f"an answer without a time: {error}", "protocol") from error
+        self.kept = calls if self.keep else 0
+        return Spun(wall_s, claimed_us, calls)
+
+
+@dataclass
+class Duel:
+    """Two spinners as a `Sampler`, baseline first. `slopes`: what both clocks said of either side so far."""
+
+    baseline: Spinner
+    candidate: Spinner
+    temperatures: tuple[L2, ...] = ("hot",)
+    slopes: tuple[list[Slope], list[Slope]] = field(default_factory=lambda: ([], []))
+    _least: list[int] = field(default_factory=lambda: [1, 1])  # calls that outlast the jitter of a request
+
+    def warm(self) -> tuple[Warm, Warm]:
+        """First call, then batches of growing length until one lasts long enough. Raises CandidateFailure."""
+        sides = _warm(self.baseline), _warm(self.candidate)
+        self._least = [math.ceil(_REQUEST_US / side.call_us) for side in sides]
+        return sides
+
+    def bucket(self, batch: Batch) -> Pairs:
+        """Pairs of slopes on the parent's clock. Raises CandidateFailure."""
+        pairs: Pairs = []
+        while len(pairs) < batch.pairs:
+            first = random.random() < 0.5
+            orders = (first, not first) if batch.order == "abba" else (first,)
+            for leads in orders[: batch.pairs - len(pairs)]:
+                found = {side: self._slope(side, batch.calls[side]) for side in ((0, 1) if leads else (1, 0))}
+                pairs.append((found[0], found[1]))
+        return pairs
+
+    def check(self) -> Check:
+        """`wall_slope` of the candidate over the whole measurement."""
+        return wall_slope(self.slopes[1])
+
+    def _slope(self, side: int, calls: int) -> float:
+        spinner = (self.baseline, self.candidate)[side]
+        for attempt in range(_TRIES):
+            found = slope(spinner, max(calls, self._least[side]) << attempt)
+            self.slopes[side].append(found)
+            if found.wall_us > 0:
+                return found.wall_us
+        raise CandidateFailure("timing", f"twice the calls took no longer, {_TRIES} times: the machine is too busy", "unstable")
+
+
+def slope(spinner: Spinner, calls: int) -> Slope:
+    """Cost of a call from batches of k and 2k in random order, so that the cost of a request cancels.
+
+    On a busy machine it may come out wrong, even negative, but wrong on both clocks alike. Raises CandidateFailure.
+    """
+    calls = max(1, min(calls, spinner.most_calls // 2))
+    spun = {size: spinner.spin(size) for size in random.sample((calls, 2 * calls), 2)}
+    once, twice = spun[calls], spun[2 * calls]
+    wall_us, claimed_us = (twice.wall_s - once.wall_s) * 1e6 / calls, (twice.claimed_us - once.claimed_us) / calls
+    return Slope(wall_us, claimed_us, twice.wall_s * 1e6 / (2 * calls))
+
+
+def most_calls(output_bytes: int, device: torch.device) -> int:
+    """How many calls a batch may have when their outputs, of so many bytes together, are all kept; at least 2."""
+    return max(2, min(_MOST_CALLS, _KEPT_BYTES[device.type] // max(1, output_bytes)))
+
+
+def wall_slope(slopes: Sequence[Slope]) -> Check:
+    """Whether the two clocks tell one time per call: the median difference is at most 10 % or 5 us, whichever is more."""
+    wall_us = statistics.median(each.wall_us for each in slopes)
+    claimed_us = statistics.median(each.claimed_us for each in slopes)
+    apart = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
+    limit = max(_WITHIN * statistics.median(each.mean_us for each in slopes), _WITHIN_US)
+    detail = f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
+    return Check("wall_slope", apart <= limit, apart, limit, detail)
+
+
+def _warm(spinner: Spinner) -> Warm:
+    first_us = spinner.spin(1).wall_s * 1e6
+    for _ in range(_WARM_CALLS):
+        spinner.spin(1)
+    calls = 1
+    while True:
+        spun = spinner.spin(calls)
+        if spun.wall_s * 1e6 >= _REQUEST_US or 2 * calls > spinner.most_calls:
+            cost = spun.wall_s * 1e6 / calls
+            return Warm(first_us, cost, cost)
+        calls *= 2

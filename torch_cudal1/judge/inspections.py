@@ -1,0 +1,272 @@
+"""What a child does for the detectors of memory, environment and resources: calls under other conditions, and raw counts.
+
+Fresh memory is filled with a pattern, inputs lie between bands, launches are left out, calls are repeated, and what the process
+holds is counted. It compares nothing: outputs, digests and counts go to the parent. On the host, fresh memory is filled by glibc
+(`M_PERTURB`), without a word to PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a candidate
+gets from the driver itself, and the private pool of a CUDA graph, are not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from torch_cudal1.judge import timing
+from torch_cudal1.judge.bands import Bands, Fences
+from torch_cudal1.judge.rawcopy import raw_tensors, refuse_lazy
+from torch_cudal1.judge.surroundings import stir, surroundings
+from torch_cudal1.judge.transport import read_program
+from torch_cudal1.program.check import used_values
+from torch_cudal1.program.execute import interpret, skip_launch
+from torch_cudal1.program.model import Alloc, Call, Launch, Program
+
+if TYPE_CHECKING:
+    from torch_cudal1.judge.worker import Session
+
+__all__ = ["VERBS"]
+
+Request: TypeAlias = Mapping[str, Any]
+Answer: TypeAlias = dict[str, Any]
+_SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
+_M_PERTURB = -6  # malloc.h: memory given out is filled with the complement of the byte, memory taken back with the byte
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
+
+
+def _surroundings(session: Session, request: Request) -> Answer:
+    """What is global in this process now. `stir`: a seed for all global generators first."""
+    if "stir" in request:
+        stir(int(request["stir"]))
+    return {"surroundings": surroundings(session.device)}
+
+
+def _forget(session: Session, request: Request) -> Answer:
+    """Let go of what is in a slot."""
+    session.slots.pop(request["slot"], None)
+    gc.collect()
+    return {}
+
+
+def _poisoned(session: Session, request: Request) -> Answer:
+    """Call a slot where all fresh memory holds a byte, or (byte null) what PyTorch fills it with in deterministic mode."""
+    inputs, byte = session.sets[request["inputs"]], request["byte"]
+    fill = _filled_by_torch() if byte is None else _filled(int(byte), session.device)
+    with fill as control, torch.no_grad():
+        outputs = session.slots[request["slot"]](inputs)
+        refuse_lazy(outputs)
+        timing.synchronise(session.device)
+    return {"layout": raw_tensors(outputs, Path(request["path"])), "control": control}
+
+
+@contextmanager
+def _filled(byte: int, device: torch.device) -> Iterator[bool]:
+    """Yields whether fresh memory really holds the byte."""
+    if device.type == "cuda":
+        _fill_free_blocks(byte, device)
+        yield True
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt") or not libc.mallopt(_M_PERTURB, byte ^ 0xFF):
+        yield False
+        return
+    try:
+        tried = torch.empty(1 << 16, dtype=torch.uint8)
+        yield bool((tried == byte).all())
+    finally:
+        libc.mallopt(_M_PERTURB, 0)
+
+
+def _fill_free_blocks(byte: int, device: torch.device) -> None:
+    """Take every block that PyTorch's allocator has ready, largest first so that each finds its own, fill it and give it back."""
+    torch.cuda.synchronize(device)
+    here = torch.cuda.current_device()
+    sizes = [
+        size
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == here and not segment["stream"]
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+        for size in _requests(int(block["size"]), small=segment["segment_type"] == "small")
+    ]
+    taken = [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(sizes, reverse=True)]
+    torch.cuda.synchronize(device)
+    del taken
+
+
+def _requests(size: int, *, small: bool) -> list[int]:
+    """What to ask for to get a whole free block: segments for small blocks serve requests of up to 1 MiB only."""
+    pieces, rest = divmod(size, _SMALL_BYTES) if small else (0, size)
+    return [_SMALL_BYTES] * pieces + [rest] * bool(rest)
+
+
+@contextmanager
+def _filled_by_torch() -> Iterator[bool]:
+    """Floating memory is NaN, integers are their largest value."""
+    deterministic: Any = torch.utils.deterministic
+    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic.fill_uninitialized_memory = True
+    try:
+        yield bool(torch.empty(64).isnan().all())
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)  # the debug mode would forget `warn_only`
+        deterministic.fill_uninitialized_memory = filled
+
+
+def _banded(session: Session, request: Request) -> Answer:
+    """Call a slot on inputs that lie between bands, and on a GPU with free memory that lies between fences.
+
+    Answers what the bands hold afterwards, as digests.
+    """
+    given, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
+    bands = {index: Bands.around(given[index], seed + index) for index in request["positions"]}
+    inputs = [bands[index].tensor if index in bands else tensor for index, tensor in enumerate(given)]
+    fences = Fences.between(request["holes"], seed, device) if device.type == "cuda" else None
+    with torch.no_grad():
+        outputs = session.slots[request["slot"]](inputs)
+    refuse_lazy(outputs)
+    timing.synchronise(device)
+    layout = raw_tensors(outputs, Path(request["path"]))
+    return {
+        "layout": layout,
+        "bands": {str(index): found.digest() for index, found in bands.items()},
+        "fences": fences.digests() if fences else [],
+        "allocated": [found.digest() for found in getattr(session.slots[request["slot"]], "bands", ())],
+    }
+
+
+class _Instrumented:
+    """A Program in plain Python, with one launch left out or with the memory of each Alloc between bands."""
+
+    def __init__(self, program: Program, device: torch.device, *, skip: int, seed: int | None) -> None:
+        self.bands: list[Bands] = []
+        self.launches = 0
+        self._skip, self._seed = skip, seed
+        self._allocated = {id(step): outs for step, outs in _launches(program)}
+        self._run = interpret(program, device, launcher=self._launcher)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        self.bands.clear()
+        return self._run(inputs)
+
+    def _launcher(self, cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
+        self.launches += 1
+        if self.launches - 1 == self._skip:
+            return skip_launch(cubin, launch, device)
+        from torch_cudal1.program.driver import prepare_launch  # needs libcuda: only where something is launched
+
+        start, outs = prepare_launch(cubin, launch, device), self._allocated[id(launch)]
+        return start if self._seed is None else lambda values: start(self._surrounded(values, outs))
+
+    def _surrounded(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
+        """The values, those of Alloc steps moved between bands if they are not there yet."""
+        assert self._seed is not None
+        known = {id(found.tensor) for found in self.bands}
+        for out in outs:
+            if id(values[out]) not in known:
+                self.bands.append(Bands.around(values[out], self._seed + len(self.bands)))
+                values[out] = self.bands[-1].tensor
+        return values
+
+
+def _launches(program: Program) -> Iterator[tuple[Launch, list[int]]]:
+    """Each launch with the Alloc values it gets, nested Programs included."""
+    allocated = {step.out for step in program.steps if isinstance(step, Alloc)}
+    for step in program.steps:
+        if isinstance(step, Launch):
+            yield step, sorted(allocated & set(used_values(step)))
+        elif isinstance(step, Call):
+            yield from _launches(step.program)
+
+
+def _instrument(session: Session, request: Request) -> Answer:
+    """Put a Program with launch number `skip` left out, or (`seed` given) with each Alloc between bands, into a slot."""
+    program = read_program(request["program"], request["payloads"])
+    seed = None if request["seed"] is None else int(request["seed"])
+    session.slots[request["slot"]] = _Instrumented(program, session.device, skip=int(request["skip"]), seed=seed)
+    return {}
+
+
+def _many(session: Session, request: Request) -> Answer:
+    """Call a slot again and again, keeping nothing; then what the process holds."""
+    inputs, run = session.sets[request["inputs"]], session.slots[request["slot"]]
+    with torch.no_grad():
+        for _ in range(int(request["calls"])):
+            run(inputs)
+    timing.synchronise(session.device)
+    gc.collect()
+    return _usage(session, request)
+
+
+def _usage(session: Session, request: Request) -> Answer:
+    """Bytes, threads, descriptors and processes of this process now."""
+    pages = _read(Path("/proc/self/statm")).split()
+    usage: dict[str, Any] = {
+        "resident_bytes": int(pages[1]) * _PAGE,
+        "data_bytes": int(pages[5]) * _PAGE,
+        "threads": len(_list("/proc/self/task")),
+        "descriptors": len(_list("/proc/self/fd")),
+        "children": _children(),
+        "files": _count_files(session.scratch),
+        "python_threads": _python_threads(),
+    }
+    if session.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(session.device)
+        usage |= {"gpu_bytes": torch.cuda.memory_allocated(session.device), "gpu_used_bytes": total - free}
+    return {"usage": usage}
+
+
+def _count_files(scratch: Path) -> int:
+    """Files in the scratch folder. What is mounted below it, such as the root of a confined process, is not in it."""
+    count = 0
+    for folder, folders, files in os.walk(scratch):
+        folders[:] = [name for name in folders if not os.path.ismount(os.path.join(folder, name))]
+        count += len(files)
+    return count
+
+
+def _children() -> list[str]:
+    """Command lines of the processes that this one has started and that still run."""
+    found = []
+    for task in _list("/proc/self/task"):
+        path = Path(f"/proc/self/task/{task}/children")
+        for child in _read(path).split() if path.exists() else ():
+            command = Path(f"/proc/{child}/cmdline")
+            found.append(_read(command).replace("\0", " ")[:200] if command.exists() else child)
+    return sorted(found)
+
+
+def _python_threads() -> list[str]:
+    """Of each Python thread but this one: the files its stack goes through, outermost first."""
+    stacks = []
+    for ident, innermost in _frames().items():
+        files: list[str] = []
+        frame: FrameType | None = innermost
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        if ident != threading.get_ident():
+            stacks.append(" ".join(reversed(files)))
+    return sorted(stacks)
+
+
+VERBS: dict[str, Callable[[Session, Request], Answer]] = {
+    "surroundings": _surroundings,
+    "forget": _forget,
+    "poisoned": _poisoned,
+    "banded": _banded,
+    "instrument": _instrument,
+    "many": _many,
+    "usage": _usage,
+}

@@ -1,0 +1,69 @@
+"""A source candidate against the clock: its process, and the oracle's with the baseline in it, asked in turn by this one.
+
+The samples are slopes on this process's clock (`judge.duel`), because the candidate's Python could patch every clock of its own;
+the outputs of timed calls are judged like those of validation. Which baseline, and what follows from it, is `judge.court_pair`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from torch_cudal1.judge.duel import ChildSpinner, Duel, most_calls
+from torch_cudal1.judge.measure import Pairs, measure
+from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.roofline import Work, ceiling, roofline
+from torch_cudal1.judge.sandbox import CandidateFailure
+from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
+from torch_cudal1.judge.timing import L2, Batch, Warm
+from torch_cudal1.judge.trial import Trial
+
+__all__ = ["time_pair"]
+
+
+@dataclass
+class _Audited:
+    """A duel as a `Sampler`, one output of each bucket's last batch judged."""
+
+    duel: Duel
+    spinner: ChildSpinner
+    audit: Audit
+    temperatures: tuple[L2, ...] = field(default=("hot",))
+
+    def warm(self) -> tuple[Warm, Warm]:
+        """Settle both sides. Raises CandidateFailure."""
+        return self.duel.warm()
+
+    def bucket(self, batch: Batch) -> Pairs:
+        """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
+        self.spinner.shift = self.audit.shift()
+        pairs = self.duel.bucket(batch)
+        self.audit.look(self.spinner.start, self.spinner.shift, self.spinner.kept)
+        return pairs
+
+
+def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+    """Measure slot "candidate" of the trial's child against a slot of another child, on input sets drawn now.
+
+    Raises CandidateFailure.
+    """
+    fresh = replace(trial, samples={}, results={}, book={})
+    for _ in range(2):
+        fresh.draw("normal")
+    audit = Audit(fresh, plan)
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
+    # What a batch keeps costs memory that a discarded result does not: both sides pay it.
+    duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
+    started = time.monotonic()
+    try:
+        found = measure(_Audited(duel, spinner, audit), plan)
+    except ValueError as error:
+        raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+    written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
+    bound = roofline(written, ceiling(trial.device), found.summary.b_us)
+    checks = [audit.check(), duel.check(), timing_state(found), *stability(found), bound]
+    if trial.device.type == "cuda":
+        trial.child.call("warm", a="candidate", b="candidate", sets=audit.sets)
+        checks += sync_checks(trial.child.call("look"))
+    fresh.drop(*list(fresh.samples.values()))
+    return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})

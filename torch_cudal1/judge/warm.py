@@ -1,0 +1,80 @@
+"""Children kept warm between questions about code of our own: starting one takes seconds, most of them for importing torch.
+
+Inside `kept_warm()` a child that answered well is cleared and lent again, to own code under the same limits and contract only; what
+strangers wrote always gets a process of its own. A child in which machine code went wrong is not kept: what else it wrote to is
+unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermost one ends no child is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from torch_cudal1 import observe
+from torch_cudal1.judge.limits import Limits
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.records import Contract
+
+__all__ = ["kept_warm", "lent"]
+
+_Kind: TypeAlias = tuple[Limits, Contract]
+
+
+class _Store(threading.local):
+    """Of one thread: a child answers one question at a time."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.idle: dict[_Kind, Child] = {}
+
+
+_STORE = _Store()
+
+
+@contextmanager
+def kept_warm() -> Iterator[None]:
+    """Keep children for the body, in this thread. May be nested: the outermost ends them."""
+    _STORE.depth += 1
+    try:
+        yield
+    finally:
+        _STORE.depth -= 1
+        if not _STORE.depth:
+            while _STORE.idle:
+                _STORE.idle.popitem()[1].close()
+
+
+@contextmanager
+def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
+    """A cleared child for code of our own, warm if there is one. Raises SandboxError.
+
+    An exception in the body ends the child; so does setting its `usable` to False.
+    """
+    if limits.trust != "own":
+        raise ValueError("a child is lent to code of our own; what strangers wrote gets a process of its own")
+    kind = (limits, contract)
+    child = _cleared(_STORE.idle.pop(kind, None)) or Child(limits, contract)
+    try:
+        yield child
+    except BaseException:
+        child.close()
+        raise
+    if _STORE.depth and child.usable and kind not in _STORE.idle:
+        _STORE.idle[kind] = child
+    else:
+        child.close()
+
+
+def _cleared(child: Child | None) -> Child | None:
+    """The child with nothing of the last question in it; None if it cannot be cleared."""
+    if child is None:
+        return None
+    try:
+        child.call("clear")
+    except CandidateFailure:
+        child.close()
+        return None
+    observe.count("children_reused")
+    return child
