@@ -22,7 +22,7 @@ import torch_cudal1
 from tests.entries import Runs, count_runs, entry_for, plant, shifted
 from torch_cudal1 import observe
 from torch_cudal1.binding import captured_regions
-from torch_cudal1.pipeline import place_for
+from torch_cudal1.place import place_for
 from torch_cudal1.program.model import Aten, Value
 from torch_cudal1.records import Candidate
 from torch_cudal1.settings import Settings

@@ -19,6 +19,7 @@ import torch
 
 from torch_cudal1 import pipeline
 from torch_cudal1.__main__ import main
+from torch_cudal1.place import Place
 from torch_cudal1.records import Candidate, Entry, Region
 from torch_cudal1.source import store
 
@@ -271,7 +272,7 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(model: 
 def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The search answers "eager" without measuring."""
 
-    def tune(region: Region, place: pipeline.Place, **_: object) -> Entry:
+    def tune(region: Region, place: Place, **_: object) -> Entry:
         evidence = {"timing": None, "checks": [], "baselines_us": {"eager": 100.0, "inductor": 200.0}}
         choice = Candidate(region.program, "eager", "baseline")
         return Entry(region.key, region.name, place.target, place.contract, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0")

@@ -12,7 +12,20 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
 
 # Each layer may import itself and the layers it names. Folders are one unit; single files are units by their own name.
-GROUND = ("errors", "records", "settings", "observe", "native", "guard", "switch", "machine", "explanation", "version", "program")
+GROUND = (
+    "errors",
+    "records",
+    "settings",
+    "observe",
+    "native",
+    "guard",
+    "switch",
+    "machine",
+    "explanation",
+    "kernelbench",
+    "version",
+    "program",
+)
 FLOW = (*GROUND, "kernels", "graph", "source", "judge", "pipeline")
 MAY_IMPORT = {
     "version": (),
@@ -21,27 +34,31 @@ MAY_IMPORT = {
     "observe": (),
     "switch": (),
     "explanation": (),
+    "kernelbench": (),
     "native": ("errors", "version"),
     "watched": (),
     "watch": ("watched",),
     "guard": ("errors", "native", "watch", "watched"),
     "double_backward": ("flat", "guard"),
     "flat": ("errors",),
-    "program": ("errors", "observe", "records"),
+    "fast": ("native", "switch"),
+    "program": ("errors", "native", "observe", "records"),
     "records": ("program",),
     "machine": ("records", "settings"),
     "kernels": GROUND,
     "graph": (*GROUND, "kernels"),
     "source": (*GROUND, "kernels"),
-    "judge": (*GROUND, "kernels"),
-    "pipeline": FLOW,
-    "reporting": FLOW,
-    "binding": (*FLOW, "double_backward", "flat"),
-    "backend": FLOW,
-    "module": (*FLOW, "binding", "reporting"),
-    "planning": (*FLOW, "binding"),
+    "confine": (),  # run by a launcher that must start fast and without torch
+    "judge": (*GROUND, "kernels", "confine"),
+    "place": (*GROUND, "source"),
+    "pipeline": (*FLOW, "place"),
+    "reporting": (*FLOW, "place"),
+    "binding": (*FLOW, "place", "double_backward", "fast", "flat"),
+    "backend": (*FLOW, "place"),
+    "module": (*FLOW, "place", "binding", "fast", "reporting"),
+    "planning": (*FLOW, "place", "binding"),
     "targets": GROUND,
-    "warm_up": (*FLOW, "binding", "module", "targets", "reporting"),
+    "warm_up": (*FLOW, "place", "binding", "module", "targets", "reporting"),
     "view": GROUND,
 }
 TOP = ("__init__", "__main__", "commands")  # may import everything

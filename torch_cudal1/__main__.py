@@ -29,7 +29,8 @@ TARGET is file.py:callable or package.module:callable returning (module, inputs)
 get_init_inputs), or a folder of those.
 
 exit codes: 0 all well; 1 something was found wrong (verify: broken entries; explain --fail-on-miss: regions without a decision;
-doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted."""
+doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted.
+judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines above 0")
     return value
 
 
@@ -98,6 +106,22 @@ def _purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
 
 
+def _judge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reference", metavar="REFERENCE", nargs="?", type=Path, help="file with Model, get_inputs, get_init_inputs")
+    parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", type=Path, help="file with ModelNew")
+    parser.add_argument("--release", type=Path, metavar="FILE", help="judge every line of a CUDA-L1 release file instead")
+    parser.add_argument("--level", type=int, metavar="N", help="with --release: only tasks of this level")
+    parser.add_argument("--limit", type=_count, metavar="N", help="with --release: only the first N of those lines")
+    parser.add_argument(
+        "--profile", choices=("fast", "standard", "strict", "train", "cudal1"), default="fast", help="how much is tested (fast)"
+    )
+    parser.add_argument("--contract", dest="precision", choices=("match", "strict", "kernelbench"), help="how accurate it must be")
+    parser.add_argument("--inference", action="store_true", help="do not ask for gradients")
+    parser.add_argument(
+        "--json", nargs="?", const=True, default=False, type=Path, metavar="OUT", help="result as JSON: to a file, or to stdout"
+    )
+
+
 _RUN = (_device, _contract, _cache)
 _COMMANDS = (
     _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
@@ -107,6 +131,7 @@ _COMMANDS = (
     _Command(
         "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)
     ),
+    _Command("judge", "judge", "run", "is a ModelNew right, and faster than the best way to run its Model", (_judge, _device)),
     _Command("list", "entries", "list_entries", "the entries of the cache", (_cache,)),
     _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
@@ -135,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
         )
         for add in command.options:
             add(sub)
-        sub.add_argument("--json", action="store_true", help="one JSON value on stdout instead of text")
+        if command.name != "judge":  # which can also write a file
+            sub.add_argument("--json", action="store_true", help="one JSON value on stdout instead of text")
         sub.add_argument("--quiet", action="store_true", help="no progress")
         sub.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
         sub.set_defaults(run=command)
@@ -145,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Raises SystemExit only as argparse does (--help, wrong arguments)."""
     args = parser().parse_args(argv)
-    screen = Screen(as_json=args.json, quiet=args.quiet)
+    screen = Screen(as_json=args.json is True, quiet=args.quiet)
     try:
         return _run(args, screen)
     except KeyboardInterrupt:

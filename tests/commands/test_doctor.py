@@ -12,9 +12,11 @@ import torch
 
 from torch_cudal1.__main__ import main
 from torch_cudal1.commands import doctor
+from torch_cudal1.judge.levels import Control, Probed
 from torch_cudal1.settings import Settings
 
-NAMES = ["python", "torch", "device", "C++ extension", "Inductor", "Triton", "nvcc", "cache", "sandbox", "rich", "matplotlib"]
+SANDBOXES = ["sandbox, own code", "sandbox, sources of others"]
+NAMES = ["python", "torch", "device", "C++ extension", "Inductor", "Triton", "nvcc", "cache", *SANDBOXES, "rich", "matplotlib"]
 
 
 def asked(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, object]]:
@@ -74,6 +76,29 @@ def test_a_machine_without_a_gpu_hears_why(tmp_path: Path) -> None:
     assert "No GPU because torch" in found["device"].what
 
 
-def test_the_sandboxs_limits_are_said_plainly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SANDBOXES)
+def test_the_sandboxs_limits_are_said_plainly(tmp_path: Path, name: str) -> None:
     found = {f.name: f for f in doctor.examine(Settings(cache_dir=tmp_path))}
-    assert "Does not stop" in found["sandbox"].what
+    assert "tried act by act" in found[name].what
+    assert "Does not stop" in found[name].what
+
+
+def broken_probe(asked: int) -> Probed:
+    right = Control("scratch", 0, True, "")
+    if asked == 1:
+        return Probed(1, (right, Control("file size", 1, True, "")))
+    return Probed(asked, (), error="no Landlock here")
+
+
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_sources_of_others_are_refused_below_level_2_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: bool
+) -> None:
+    monkeypatch.setattr(doctor.probe, "survey", lambda limits: tuple(broken_probe(n) for n in (3, 2, 1)))
+    found = {f.name: f for f in doctor.examine(Settings(cache_dir=tmp_path, unsafe_sandbox=unsafe))}
+    own, others = (found[name] for name in SANDBOXES)
+    assert own.ok is True
+    assert others.ok is unsafe
+    assert "no Landlock here" in others.what
+    assert "lsm=landlock" in others.remedy
+    assert "unsafe_sandbox" in others.remedy

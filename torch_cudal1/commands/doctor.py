@@ -1,6 +1,7 @@
 """`cudal1 doctor`: what this machine can do, what is missing, what to do about it, and where every setting comes from.
 
-It looks and asks, compiles nothing and changes nothing but a probe file that it removes from the cache folder again.
+It looks, asks, and has two small processes try what they can; it changes nothing but a probe file that it removes from the cache
+folder again, and the folders of compilers' caches, which it makes where they are missing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from torch._inductor import config as inductor_config
 from torch_cudal1 import native
 from torch_cudal1.commands import device
 from torch_cudal1.explanation import plain
+from torch_cudal1.judge import probe
+from torch_cudal1.judge.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, choose
+from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.machine import target_for, triton_version
 from torch_cudal1.settings import PREFIX, Settings
 from torch_cudal1.version import __version__
@@ -30,12 +34,6 @@ from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
 __all__ = ["Finding", "examine", "run", "versions"]
-
-_SANDBOX = (
-    "level 1: every candidate runs in a spawned process that is thrown away, killed as a group, with a clean environment, its own "
-    "home and temporary folders. Stops crashes, hangs, sticky CUDA errors and patching of your process. Does not stop reading or "
-    "writing your files, the network, or attacks by the same user: run untrusted sources in a container"
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def examine(settings: Settings) -> tuple[Finding, ...]:
         _triton(),
         _nvcc(),
         _cache(settings.cache_dir),
-        Finding("sandbox", True, _SANDBOX),
+        *_sandbox(settings),
         *(_extra(name, use) for name, use in (("rich", "terminal tables and progress"), ("matplotlib", "plots of the HTML page"))),
     )
 
@@ -164,6 +162,35 @@ def _cache(folder: Path) -> Finding:
         remedy = "set TORCH_CUDAL1_CACHE_DIR or --cache-dir to a folder you may write to"
         return Finding("cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True)
     return Finding("cache", True, what, needed=True)
+
+
+def _sandbox(settings: Settings) -> tuple[Finding, Finding]:
+    """What was tried in a child of each kind: the level it reached, what that leaves open, and the way to the next."""
+    here = torch.device("cpu" if device.without_cuda() else "cuda")
+    kinds: tuple[tuple[str, Limits], ...] = (
+        ("sandbox, own code", limits_for(settings, here)),
+        ("sandbox, sources of others", limits_for(settings, here, trust="foreign", phase="run")),
+    )
+    first, second = (_confined(name, limits) for name, limits in kinds)
+    return first, second
+
+
+def _confined(name: str, limits: Limits) -> Finding:
+    seen = probe.survey(limits)
+    choice = choose(limits.trust, seen, unsafe=limits.unsafe)
+    best = max(seen, key=lambda probed: probed.level)
+    level = best.level
+    held = [control.name for control in best.controls if control.ok and 0 < control.level <= level]
+    parts = [f"level {level} of 3 (user {best.uid}, Landlock {best.landlock or 'absent'}), tried act by act"]
+    parts += [f"Stops {'; '.join(STOPPED[n] for n in range(1, level + 1))} ({', '.join(held)})"] if level else []
+    parts.append(f"Does not stop {NOT_STOPPED[level]}")
+    parts += [f"Level {probed.asked} not reached: {probed.why}" for probed in seen if probed.asked > level]
+    remedy = f"For level {level + 1} {REMEDIES[level + 1]}" if choice.missing and level < 3 else ""
+    if not choice.level:
+        remedy = f"Sources of others are refused here. {remedy}. The setting unsafe_sandbox allows them all the same"
+    elif limits.unsafe and limits.trust == "foreign" and level < LOWEST["foreign"]:
+        remedy = f"Allowed all the same by the setting unsafe_sandbox. {remedy}"
+    return Finding(name, bool(choice.level), ". ".join(parts), remedy, needed=limits.trust == "own")
 
 
 def _extra(name: str, use: str) -> Finding:

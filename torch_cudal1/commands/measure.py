@@ -1,6 +1,7 @@
 """Whole modules measured end to end: paired times against eager and Inductor, and errors against a float64 run.
 
-The clock is `judge.timing`, the only one. It decides nothing; a module that torch cannot compile or run in float64 gives a None.
+The clock is `judge.timing`, the only one, through `judge.measure`. It decides nothing; a module that torch cannot compile or run in
+float64 gives a None.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch.utils import _pytree
 
 from torch_cudal1.explanation import EndToEnd, Interval
-from torch_cudal1.judge.timing import PairedSummary, sample_pairs, summarise
+from torch_cudal1.judge.measure import sample_pairs
+from torch_cudal1.judge.statistics import PairedSummary, summarise
 
 __all__ = ["end_to_end", "exact", "scaled_error"]
 
