@@ -1,0 +1,42 @@
+"""An address that is used again after its tensor died."""
+
+REFERENCE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+
+def get_init_inputs():
+    return [64]
+"""
+
+HONEST = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+
+    def forward(self, x):
+        scratch = x.new_zeros(1 << 16)
+        del scratch
+        again = x.new_ones(1 << 16)
+        return torch.relu(self.linear(x)) if again.numel() else x
+"""

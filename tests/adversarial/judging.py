@@ -1,0 +1,187 @@
+"""Judges the two sides of a case: the reference in one oracle child for all cases, each candidate in a fresh process of its own.
+
+Starting a process takes longer than judging a small module in it, so the next one starts while the current one is judged. Nothing
+is decided here: detectors and verdict are the judge's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from secrets import randbits
+from typing import Literal, TypeAlias
+
+import torch
+
+from tests.adversarial.case import DETECTORS, CaseFile, Profile
+from torch_cudal1.judge.baselines import rank, slot_of
+from torch_cudal1.judge.contract import contract, source_contract
+from torch_cudal1.judge.cubin_scan import cubin_scan
+from torch_cudal1.judge.detectors import Detector
+from torch_cudal1.judge.duel import ChildSpinner
+from torch_cudal1.judge.inputs import make_inputs
+from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.profiles import PROFILES, TIMING_PLANS
+from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.subject import RegionSubject
+from torch_cudal1.judge.timed_pair import time_pair
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.judge.validate import detectors_of, validate
+from torch_cudal1.records import Candidate, Check, Contract, Region
+from torch_cudal1.settings import Settings
+
+__all__ = ["Bench", "Side", "TooBusy", "bench", "failures"]
+
+TERMS = Contract()
+_PLAN = replace(TIMING_PLANS["fast"], rounds=1, budget_s=5.0)
+_TRIES = 4  # of a measurement, on machines that do other work
+_DEADLINE_S: dict[Profile, float] = {"fast": 20.0, "standard": 60.0, "strict": 300.0}
+Side: TypeAlias = Literal["cheat", "honest"]
+
+
+def failures(checks: list[Check]) -> list[str]:
+    """The names of the checks that failed, in order, each once."""
+    return list(dict.fromkeys(check.name for check in checks if not check.passed))
+
+
+@dataclass
+class Bench:
+    """Where cases are judged: the oracle, the device, and the child that is being started for the next candidate."""
+
+    device: torch.device
+    _starter: ThreadPoolExecutor
+    _next: Future[Child] | None = None
+    _oracle: Child | None = None
+    _read: dict[str, tuple[PairSubject, list[torch.Tensor]]] = field(default_factory=dict)
+
+    def judge(self, file: CaseFile, side: Side, profile: Profile = "fast", *, to_the_end: bool = False) -> list[Check]:
+        """The checks of one side of a case, up to the first that fails, or all of them."""
+        module = file.module
+        if file.case.form == "source":
+            reference = getattr(module, "TWIN_REFERENCE", module.REFERENCE) if side == "honest" else module.REFERENCE
+            return self.source(reference, getattr(module, side.upper()), profile, to_the_end=to_the_end, timed=file.case.timed)
+        return self._program(module.reference(), getattr(module, side)(), profile, to_the_end)
+
+    def source(self, reference: str, text: str, profile: Profile, *, to_the_end: bool = False, timed: bool = False) -> list[Check]:
+        """The checks of a source candidate."""
+        candidate = SourceCandidate(text)
+        checks = source_contract(candidate)
+        if failures(checks):
+            return checks
+        subject, examples = self._subject(reference)
+        with self._child(profile) as child:
+            trial = Trial(subject, candidate, TERMS, self.device, child, examples)
+            checks += _asked(trial, profile, to_the_end)
+            return checks + (_timed(trial, subject) if timed and child.usable and not failures(checks) else [])
+
+    def _program(self, region: Region, candidate: Candidate, profile: Profile, to_the_end: bool) -> list[Check]:
+        checks = contract(region, candidate)
+        if to_the_end or not failures(checks):
+            checks += cubin_scan(candidate.program)
+        if (failures(checks) and not to_the_end) or region.program.device != self.device.type:
+            return checks
+        with self._child(profile) as child:
+            trial = Trial(RegionSubject(region, TERMS, self.device), candidate, TERMS, self.device, child)
+            return checks + _asked(trial, profile, to_the_end)
+
+    def _subject(self, reference: str) -> tuple[PairSubject, list[torch.Tensor]]:
+        if self._oracle is None or not self._oracle.usable:
+            self._oracle, self._read = self._start(), {}
+        if reference not in self._read:
+            self._read[reference] = read_reference(self._oracle, reference, self.device)
+        return self._read[reference]
+
+    def _start(self) -> Child:
+        limits = limits_for(Settings(candidate_timeout_s=_DEADLINE_S["strict"]), self.device)
+        return Child(replace(limits, threads=1), TERMS)
+
+    @contextmanager
+    def _child(self, profile: Profile) -> Iterator[Child]:
+        ready = self._next or self._starter.submit(self._start)
+        child = ready.result()
+        child.limits = replace(child.limits, deadline_s=_DEADLINE_S[profile])
+        self._next = self._starter.submit(self._start)
+        with child:
+            yield child
+
+    def close(self) -> None:
+        """End the processes that are still there."""
+        if self._next is not None:
+            self._next.result().close()
+        if self._oracle is not None:
+            self._oracle.close()
+
+
+@contextmanager
+def bench(device: torch.device) -> Iterator[Bench]:
+    """A bench whose processes end with the block. Linux ends a child with the thread that started it, so that thread lives on.
+
+    Cases are small, and threads that wait for each other cost more than they help: everything here has one.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(1) as starter:
+        made = Bench(device, starter)
+        try:
+            yield made
+        finally:
+            made.close()
+            torch.set_num_threads(threads)
+
+
+def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[Check]:
+    try:
+        trial.load("candidate", trial.candidate)
+    except CandidateFailure as error:
+        return [Check("contract" if error.detector == "load_source" else error.detector, False, detail=error.found)]
+    trial.gradients = True
+    if not to_the_end:
+        return list(validate(trial, PROFILES[profile]).checks)
+    checks: list[Check] = []
+    for detector in detectors_of(PROFILES[profile]):
+        checks += _asked_alone(trial, profile, detector)
+        if not trial.child.usable:
+            break
+    return checks
+
+
+def _asked_alone(trial: Trial, profile: Profile, detector: Detector) -> list[Check]:
+    """One detector, whatever the ones before found. What it needs of them is made up where they stopped early."""
+    try:
+        checks = list(validate(trial, PROFILES[profile], detectors=(detector,)).checks)
+    except (KeyError, IndexError, ValueError, AssertionError) as error:
+        return [Check(detector.__name__, True, detail=f"could not be asked after an earlier failure: {error!r}")]
+    with suppress(CandidateFailure):  # the detector has told it already
+        while trial.samples and len(trial.samples) < 2:
+            sample = trial.draw("normal")
+            trial.results[sample.name] = trial.run(sample)
+    return checks
+
+
+class TooBusy(Exception):
+    """This machine does too much else to time anything: nothing is said of the candidate."""
+
+
+def _timed(trial: Trial, subject: PairSubject) -> list[Check]:
+    """What timing checks, against eager; noise passes on a later try. Raises TooBusy."""
+    checks: list[Check] = []
+    for _ in range(_TRIES):
+        checks = _timed_once(trial, subject)
+        if not {"unstable", "wall_slope"} & set(failures(checks)):
+            break
+    if "unstable" in failures(checks):
+        raise TooBusy(next(check.detail for check in checks if not check.passed))
+    return [check for check in checks if check.name in DETECTORS]
+
+
+def _timed_once(trial: Trial, subject: PairSubject) -> list[Check]:
+    sets = [make_inputs(subject, randbits(62), "normal", trial.device) for _ in range(2)]
+    baseline = rank(subject, sets, eager_only=True)
+    side = ChildSpinner(subject.oracle, slot_of(subject, baseline.best), list(baseline.sets), keep=False)
+    try:
+        found = time_pair(trial, side, _PLAN)
+    except CandidateFailure as error:
+        return [Check(error.detector, False, detail=f"{error.stage}: {error.found}")]
+    return [check for check in found.checks if check.name != "unstable"]

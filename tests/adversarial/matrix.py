@@ -1,0 +1,143 @@
+"""The detection matrix: every case, both sides, all detectors to the end. `python -m tests.adversarial.matrix --out M.jsonl`.
+
+Each line of the output is one side of one case in one repeat: the checks that failed, in order. Lines that are there already are
+not made again, so an interrupted run goes on where it stopped. At the end it prints the cheats that were missed or caught by
+another detector, the twins that were refused, and which detectors no case needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from tests.adversarial.case import DETECTORS, PROFILES, CaseFile, Profile, case_files
+from tests.adversarial.judging import Side, TooBusy, bench, failures
+from tests.adversarial.nursery import forked_children
+from torch_cudal1.records import Check
+
+Line: TypeAlias = dict[str, Any]
+Job: TypeAlias = tuple[str, Side, int]  # case id, side, repeat
+
+_benches: list[Any] = []  # of this worker process; it ends with it
+
+
+def main() -> int:
+    """Make what is missing, then tell. 0 when every cheat was caught as expected and no twin refused."""
+    options = _options()
+    known = {file.id: file for file in case_files() if _applies(file, options)}
+    lines = list(_lines(options.out))
+    done = {(line["case"], line["side"], line["repeat"]) for line in lines}
+    sides: tuple[Side, ...] = ("cheat", "honest")
+    jobs: list[Job] = [(i, side, n) for n in range(options.repeats) for i in known for side in sides if (i, side, n) not in done]
+    with options.out.open("a") as out:
+        for line in _made(jobs, options):
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            lines.append(line)
+    return _told([line for line in lines if line["case"] in known], known)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.adversarial.matrix", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="processes, each with an oracle and up to two candidates")
+    parser.add_argument("--profile", choices=PROFILES, help="default: the first that must catch the case")
+    parser.add_argument("--fresh", action="store_true", help="start every process from nothing, in place of forking it")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    options = parser.parse_args()
+    options.out.touch()
+    return options
+
+
+def _applies(file: CaseFile, options: argparse.Namespace) -> bool:
+    case = file.case
+    moves = case.form == "source" and "cpu" not in case.needs  # to a GPU
+    fits = case.device == options.device or (options.device == "cuda" and moves)
+    here = "two_gpus" not in case.needs or torch.cuda.device_count() > 1
+    here = here and (options.device == "cpu" or "host_memory" not in case.needs)
+    return fits and here and case.form != "runtime" and options.only in file.id
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    for text in path.read_text().splitlines():
+        if text.endswith("}"):
+            yield json.loads(text)
+
+
+def _made(jobs: list[Job], options: argparse.Namespace) -> Iterator[Line]:
+    began = time.monotonic()
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), _open, (options.device, options.fresh)) as pool:
+        running = [pool.submit(_judged, job, options.profile) for job in jobs]
+        for number, future in enumerate(as_completed(running), 1):
+            line = future.result()
+            print(f"{number}/{len(jobs)} {time.monotonic() - began:.0f}s", line["side"], line["case"], *line["failed"], flush=True)
+            yield line
+
+
+def _open(device: str, fresh: bool) -> None:
+    stack = ExitStack()
+    if not fresh:
+        stack.enter_context(forked_children())
+    _benches.append((stack, stack.enter_context(bench(torch.device(device, 0) if device == "cuda" else torch.device(device)))))
+    atexit.register(stack.close)
+    _benches.append({file.id: file for file in case_files()})
+
+
+def _judged(job: Job, profile: Profile | None) -> Line:
+    case, side, repeat = job
+    (_, made), files = _benches
+    file: CaseFile = files[case]
+    asked = profile or file.case.first_profile
+    began = time.monotonic()
+    try:
+        checks = made.judge(file, side, asked, to_the_end=True)
+    except TooBusy as error:
+        checks = [Check("too busy to time", False, detail=str(error))]
+    failed = failures(checks)
+    details = {check.name: check.detail for check in reversed(checks) if not check.passed}
+    seconds = round(time.monotonic() - began, 2)
+    line: Line = {
+        "case": case,
+        "side": side,
+        "repeat": repeat,
+        "profile": asked,
+        "expected": file.case.expected,
+        "seconds": seconds,
+    }
+    return line | {"seconds": seconds, "failed": failed, "details": details, "asked": sorted({check.name for check in checks})}
+
+
+def _told(lines: list[Line], known: dict[str, CaseFile]) -> int:
+    cheats = [line for line in lines if line["side"] == "cheat"]
+    missed = [line for line in cheats if not line["failed"]]
+    other = [line for line in cheats if line["failed"] and line["failed"][0] != line["expected"]]
+    refused = [line for line in lines if line["side"] == "honest" and line["failed"]]
+    for title, found in (("missed", missed), ("caught by another detector", other), ("twins refused", refused)):
+        print(f"{title}: {len(found)}")
+        for line in found:
+            print(" ", line["case"], f"repeat {line['repeat']}", line["expected"], "<>", line["details"])
+    needed = {line["failed"][0] for line in cheats if len(line["failed"]) == 1}
+    print("caught by one detector only:", ", ".join(name for name in DETECTORS if name in needed))
+    print("detectors that no case here needs:", ", ".join(_unneeded(cheats, needed)))
+    print(f"{len(known)} cases, {len(lines)} lines, {sum(line['seconds'] for line in lines):.0f} s of judging")
+    return 1 if missed or other or refused else 0
+
+
+def _unneeded(cheats: Iterable[Line], needed: set[str]) -> list[str]:
+    return sorted({name for line in cheats for name in line["asked"]} - needed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

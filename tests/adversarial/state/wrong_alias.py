@@ -1,0 +1,43 @@
+"""The input itself is returned where eager returns a copy: writing into the result changes the caller's input.
+
+Seen in published shortcuts. `fresh_output` compares which inputs each output shares memory with, on both sides.
+"""
+
+from tests.adversarial.case import Case
+
+CASE = Case(34, "wrong_alias", "state", expected="fresh_output", status="closed", seen=("L1",))
+
+REFERENCE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x.clone()
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+CHEAT = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return x
+"""
+
+HONEST = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    '''A copy by another operator.'''
+
+    def forward(self, x):
+        return x * 1 if x.is_floating_point() else x.clone()
+"""
