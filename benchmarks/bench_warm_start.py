@@ -2,7 +2,8 @@
 
 Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a backend. Every contender has caches of
 its own, filled by its cold run. A warm process of this package must build and judge no candidate: its counters are read and a row
-where they are not zero fails. The answer itself is verified after the clock has stopped. The file system's cache is left as it is.
+where they are not zero fails. The answer itself is verified after the clock has stopped. The warm processes of all contenders take
+turns, in an order that rotates: the file system's cache is warmer for whoever comes later.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Start:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     cold_counters: Mapping[str, int] = field(default_factory=dict)
     warm_counters: Mapping[str, int] = field(default_factory=dict)
+    decisions: Sequence[str] = ()  # what the cold process of this package recorded of its races and of what runs
 
 
 class _ChildFailed(RuntimeError):
@@ -82,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
+    options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s")}
     for model in args.models:
-        for contender in CONTENDERS:
-            rows.append(_measure(args, model, contender, deadline))
-            print(_line(rows[-1]), flush=True)
-            options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s")}
+        for row in _measure(args, model, deadline):
+            rows.append(row)
+            print(_line(row), flush=True)
             report.save(args.out, report.document("warm_start", options, [asdict(r) for r in rows], environment=environment))
     print(
         json.dumps({"out": args.out.name, "rows": [{k: v for k, v in asdict(row).items() if "counters" not in k} for row in rows]})
@@ -94,18 +96,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
-def _measure(args: argparse.Namespace, model: str, contender: str, deadline: float) -> Start:
+def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
+    """All contenders on one model: each one's cold process, then rounds of warm ones. A contender that fails once is out."""
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-start-"))
+    runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    failures: dict[str, str] = {}
     try:
-        runs = []
         for index in range(1 + args.runs):
-            limit_s = min(args.time_limit_s, deadline - time.monotonic())
-            runs.append(_spawn(args, (model, contender), "warm" if index else "cold", scratch, limit_s))
-    except _ChildFailed as error:
-        return Start(model, contender, "failed", reason=str(error))
+            turn = index % len(CONTENDERS)
+            for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
+                if contender in failures:
+                    continue
+                limit_s = min(args.time_limit_s, deadline - time.monotonic())
+                own, state = scratch / contender.replace(" ", "_"), "warm" if index else "cold"
+                try:
+                    runs[contender].append(_spawn(args, (model, contender), state, own, limit_s))
+                except _ChildFailed as error:
+                    failures[contender] = str(error)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return _row(model, contender, runs)
+    return [
+        Start(model, name, "failed", reason=failures[name]) if name in failures else _row(model, name, runs[name])
+        for name in CONTENDERS
+    ]
 
 
 def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start:
@@ -126,6 +139,7 @@ def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start
         stages_s={name: statistics.median(run["stages_s"][name] for run in warm) for name in cold["stages_s"]},
         cold_counters=cold["counters"],
         warm_counters=warm[-1]["counters"],
+        decisions=cold["decisions"],
     )
 
 
@@ -182,19 +196,22 @@ def _child(args: argparse.Namespace) -> int:
         if case.device.startswith("cuda"):
             torch.cuda.synchronize()
         answered = time.monotonic()
-        counters = _counters() if args.child.startswith("cudal1") else {}  # before anything else runs
+        counters, decisions = _told() if args.child.startswith("cudal1") else ({}, [])  # before anything else runs
         (fresh, ref), *_ = references(case, draws=1)
         verdict = compare(case.outputs(call, module, fresh), ref)
     stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
-    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters}
+    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
     print(json.dumps({**answer, "verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}))
     return 0
 
 
-def _counters() -> dict[str, int]:
+def _told() -> tuple[dict[str, int], list[str]]:
+    """The package's counters, and its events of judging and swapping."""
     import cudal1
 
-    return dict(cudal1.report().counters)
+    report = cudal1.report()
+    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture")]
+    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:600] for event in decided]
 
 
 def _line(row: Start) -> str:

@@ -18,8 +18,10 @@ __all__ = ["main", "render", "summary"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
-_MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json")
+_MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
 _WARM = "h200-warm-start.json"
+_OVERHEAD = ("h200-overhead.json", "h200-overhead-earlier.json")
+_REPEATED = "h200-repeatability.json"
 _OURS = "cudal1.accelerate"
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
 
@@ -30,6 +32,9 @@ def render(results: Path) -> str:
     for name in _MODELS:
         lines += _models(name, load(results / name))
     lines += _warm(_WARM, load(results / _WARM))
+    for name in _OVERHEAD:
+        lines += _overhead(name, load(results / name))
+    lines += _repeated(_REPEATED, load(results / _REPEATED))
     return "\n".join(lines)
 
 
@@ -64,6 +69,26 @@ def _warm(name: str, found: Mapping[str, Any]) -> list[str]:
     for row in found["rows"]:
         searched = "" if "cudal1" not in row["contender"] else "nothing" if row["status"] == "ok" else row["reason"]
         lines.append(f"| {row['model']} | {row['contender']} | {row['cold_s']:.1f} | {row['warm_s']:.1f} | {searched} |")
+    return [*lines, ""]
+
+
+def _overhead(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| host time of a call | median, µs | 10 % to 90 %, µs |", "|---|---|---|"]
+    for row in found["rows"]:
+        if row["reason"]:
+            lines.append(f"| {row['name']} | | {row['reason']} |")
+            continue
+        lines.append(f"| {row['name']} | {row['median_us']:.2f} | {row['p10_us']:.2f} to {row['p90_us']:.2f} |")
+    return [*lines, ""]
+
+
+def _repeated(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = _heading(name, found)
+    lines += ["| kernel | trials, called faster | cold, hot, µs | timed twice: cold, hot apart |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        times = ", ".join(f"{row['us'][kind]:.1f}" for kind in ("cold", "hot"))
+        apart = ", ".join(f"{value:.2%}" for value in row["twice"].values())
+        lines.append(f"| {row['kernel']} | {row['trials']}, {row['faster']} | {times} | {apart} |")
     return lines
 
 

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import torch
 
-from torch_cudal1.judge.timing import interleave, summarise
+from torch_cudal1.judge.statistics import summarise
+from torch_cudal1.judge.timing import interleave
 
 __all__ = ["Samples", "sample"]
 

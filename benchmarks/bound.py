@@ -1,0 +1,95 @@
+"""Modules bound to a known Program or runner, as `accelerate` leaves them after a search, without searching.
+
+A call goes the very way of an accelerated module's: `nn.Module.__call__`, the dispatcher, the C++ entry, the runner. Used to
+measure the cost of that way; it says nothing about what a search would choose.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cudal1 import guard
+from torch_cudal1.binding import Bound, captured_regions, weights_of
+from torch_cudal1.fast import Direct
+from torch_cudal1.module import Dispatcher
+from torch_cudal1.program.execute import Runner, interpret
+from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.program.schedule import build
+from torch_cudal1.settings import Settings
+
+__all__ = ["bind_to", "chain", "relu_kernel", "whole"]
+
+
+def bind_to(
+    module: nn.Module, args: tuple[torch.Tensor, ...], runner: Runner, sources: tuple[int | torch.Tensor, ...]
+) -> nn.Module:
+    """Let `runner`, fed from `sources`, serve `module(*args)` in the present modes; it returns one tensor."""
+    dispatcher = Dispatcher(module, Settings())
+    dispatcher._know_devices(args, {})
+    held = guard.bind(module)
+    if isinstance(held, guard.Refusal):
+        raise RuntimeError(f"{type(module).__name__} cannot be watched: {held.reason}")
+
+    def slow(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return runner([given[source] if isinstance(source, int) else source for source in sources])[0]
+
+    direct = Direct(lambda: runner, sources, None)
+    bound = Bound(slow, held, (), "bound by a benchmark", weights_of(module), direct)
+    dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
+    module._compiled_call_impl = dispatcher
+    return module
+
+
+def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> nn.Module:
+    """`module` bound to its own operators under a schedule ("eager", "eager+graph", or "python": the executor in plain Python)."""
+    device = args[0].device
+    (region,) = captured_regions(module, args)
+    named = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+    static = [position for position, role in enumerate(region.roles) if role != "input"]
+    if schedule == "python":
+        runner = interpret(region.program, device)
+    else:
+        runner = build(region.program, schedule, device, static=static)
+    return bind_to(module, args, runner, _sources(module, args, named))
+
+
+def _sources(module: nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
+    """Where each input of the module's region comes from."""
+    from torch_cudal1.binding import _captured, _lower
+
+    _, traced = _captured(module, args, {})
+    (graph,) = traced.graphs
+    origins = [graph.origins[position] for position in _lower(graph, module).order]
+    return tuple(origin if isinstance(origin, int) else named[str(origin).removeprefix("inner.")] for origin in origins)
+
+
+@functools.cache
+def relu_kernel(device: torch.device, block: int = 1024) -> tuple[torch.Tensor, dict[str, Any], Any]:
+    """The machine code of a relu for this GPU, its launch facts, and the Triton function."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from benchmarks.kernels import relu
+
+    major, minor = torch.cuda.get_device_capability(device)
+    source = ASTSource(relu, {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": block})
+    made = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32))
+    facts = {"symbol": made.metadata.name, "block": 32 * made.metadata.num_warps, "shared_bytes": made.metadata.shared}
+    return torch.frombuffer(bytearray(made.asm["cubin"]), dtype=torch.uint8), facts, relu
+
+
+def chain(x: torch.Tensor, launches: int, block: int = 1024) -> Program:
+    """relu applied `launches` times, each a launch of its own into an alloc of its own."""
+    cubin, facts, _ = relu_kernel(x.device, block)
+    spec = TensorSpec.of(x)
+    steps: list[Any] = []
+    for index in range(launches):
+        pointers = tuple(LaunchArg("ptr", Value(number)) for number in (index, index + 1))
+        args = (*pointers, LaunchArg("i32", x.numel()), LaunchArg("null"), LaunchArg("null"))
+        steps += [Alloc(index + 1, spec), Launch("relu", grid=(-(-x.numel() // block), 1, 1), args=args, **facts)]
+    return Program((spec,), tuple(steps), (launches,), payloads={"relu": cubin})

@@ -1,0 +1,260 @@
+"""What the judge catches, and what KernelBench's rule does: `python -m benchmarks.catch_rate --out FILE.json`.
+
+Every case of `tests/adversarial` and its honest twin is put to both. The judge: `judge.court_pair` at the weakest profile that must
+catch the case, timed only where the case says that time shows it. KernelBench's rule as it is published: reference and candidate in
+one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's, float32) and at 1e-2 (the one
+before); written anew here, and run in a confined child. It does not take Programs, so those cases have no answer from it.
+
+A file that is there already is continued. `--table` writes docs/judge.md from the committed results; `--check` only compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from benchmarks.report import environment, load, save
+from tests.adversarial.case import CaseFile, case_files
+from torch_cudal1.judge import Job, check
+from torch_cudal1.judge.channel import load_tensors
+from torch_cudal1.judge.contract import contract
+from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.profiles import TIMING_PLANS
+from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.records import Contract, Verdict
+from torch_cudal1.settings import Settings
+
+__all__ = ["SIDES", "TOLERANCES", "kernelbench", "main", "table"]
+
+Side: TypeAlias = Literal["cheat", "honest"]
+Row: TypeAlias = dict[str, Any]
+SIDES: tuple[Side, ...] = ("cheat", "honest")
+TOLERANCES = (1e-4, 1e-2)
+_ROOT = Path(__file__).resolve().parent.parent
+_RESULTS = _ROOT / "benchmarks" / "results" / "catch-rate"
+_PAGE = _ROOT / "docs" / "judge.md"
+_BEGIN, _END = "<!-- catch rate: begin", "<!-- catch rate: end -->"
+_TIMEOUT_S = 30.0  # cases that hang do so for ever
+_RULE = """
+import torch
+
+TRIALS, TOLERANCES = 5, {tolerances}
+REFERENCE, CANDIDATE = {reference!r}, {candidate!r}
+
+
+def loaded(text):
+    names = {{}}
+    exec(compile(text, "source", "exec"), names)
+    return names
+
+
+def seeded(seed, make):
+    torch.manual_seed(seed)
+    return make()
+
+
+def rule(device):
+    reference, candidate = loaded(REFERENCE), loaded(CANDIDATE)
+    given = seeded(42, reference["get_init_inputs"])
+    args, kwargs = (given[0], given[1]) if len(given) == 2 and isinstance(given[1], dict) else (given, {{}})
+    with torch.no_grad():
+        model = seeded(42, lambda: reference["Model"](*args, **kwargs)).to(device)
+        new = seeded(42, lambda: candidate["ModelNew"](*args, **kwargs)).to(device)
+        passed = [True for _ in TOLERANCES]
+        for seed in seeded(42, lambda: [int(torch.randint(0, 2**31 - 1, (1,))) for _ in range(TRIALS)]):
+            inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in seeded(seed, reference["get_inputs"])]
+            expected = seeded(seed, lambda: model(*inputs))
+            found = seeded(seed, lambda: new(*inputs))
+            if found.shape != expected.shape:
+                return [False for _ in TOLERANCES]
+            alike = [torch.allclose(expected, found, atol=limit, rtol=limit) for limit in TOLERANCES]
+            passed = [before and now for before, now in zip(passed, alike)]
+    return passed
+
+
+class Model(torch.nn.Module):
+    pass
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.tensor(rule("{device}"))]
+"""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One side of a case; `sha256` of its file, so that a changed case is judged again."""
+
+    case: str
+    side: Side
+    sha256: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.case, self.side, self.sha256
+
+
+def kernelbench(reference: str, candidate: str, device: torch.device) -> dict[str, Any]:
+    """Whether each tolerance of the rule accepts a candidate; and why neither did, where it was no comparison that failed."""
+    text = _RULE.format(tolerances=TOLERANCES, reference=reference, candidate=candidate, device=device.type)
+    with Child(limits_for(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()) as child:
+        path = child.new_file()
+        try:
+            told = child.call("read_source", text=text, entry="Model", seed=0, path=str(path))
+        except CandidateFailure as error:
+            return {"accepted": [False for _ in TOLERANCES], "reason": error.found[:300]}
+        (verdict,) = load_tensors(told["layout"], path, torch.device("cpu"))
+    assert verdict is not None
+    return {"accepted": [bool(value) for value in verdict.tolist()], "reason": ""}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Cheats refused and twins accepted, by group of cases; and by name what the judge got wrong."""
+    rows = results["rows"]
+    head = [
+        "| cases | cheats | refused by the judge | by 5 x allclose, 1e-4 | by 5 x allclose, 1e-2 | twins accepted by the judge |"
+    ]
+    lines = [*_about(results), "", *head, "|---|---|---|---|---|---|"]
+    for group in (*dict.fromkeys(row["group"] for row in rows), ""):
+        mine = [row for row in rows if group in ("", row["group"])]
+        lines.append(f"| {group or '**all**'} | {' | '.join(_cells(mine))} |")
+    wrong = [row for row in rows if row["judge"]["refused"] != (row["side"] == "cheat")]
+    lines += ["", f"Wrong verdicts of the judge: {len(wrong) or 'none'}."]
+    lines += [f"- `{row['case']}`, {row['side']}: {_told(row)}" for row in wrong]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge what is missing in --out; or write, or check, the page. 1 when a verdict is wrong or the page differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.catch_rate", description=__doc__)
+    parser.add_argument("--out", type=Path, help="results, continued if the file exists")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes; with more than one, what is timed is timed on a busy machine"
+    )
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--table", action="store_true", help="write the table of docs/judge.md from the committed results")
+    parser.add_argument("--check", action="store_true", help="compare that table with the committed results")
+    args = parser.parse_args(argv)
+    if args.table or args.check:
+        return _page(write=args.table)
+    if args.out is None:
+        parser.error("--out, --table or --check is needed")
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    files = {file.id: file for file in case_files() if args.only in file.id and _applies(file, args.device)}
+    tasks = [_Task(name, side, _digest(file)) for name, file in files.items() for side in SIDES]
+    known = {(row["case"], row["side"], row["sha256"]): row for row in (load(args.out)["rows"] if args.out.exists() else [])}
+    where = environment()
+    found = {task.key: known[task.key] for task in tasks if task.key in known}
+    left = [task for task in tasks if task.key not in found]
+    for number, (task, row) in enumerate(_judged_all(left, args), 1):
+        found[task.key] = row
+        print(f"{number}/{len(left)} {task.case}, {task.side}: {_told(row)}", flush=True)
+        rows = [found[task.key] for task in tasks if task.key in found]
+        command = f"python -m benchmarks.catch_rate --device {args.device} --out {args.out.name}"
+        head = {"schema": 1, "kind": "catch_rate", "created": datetime.now(UTC).isoformat(timespec="seconds"), "command": command}
+        save(args.out, {**head, "environment": where, "tolerances": TOLERANCES, "rows": rows})
+    return int(any(row["judge"]["refused"] != (row["side"] == "cheat") for row in found.values()))
+
+
+def _judged_all(tasks: Sequence[_Task], args: argparse.Namespace) -> Iterator[tuple[_Task, Row]]:
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        running = {pool.submit(_judged, task, args.device): task for task in tasks}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _judged(task: _Task, device_name: str) -> Row:
+    device = torch.device(device_name)
+    file = next(file for file in case_files() if file.id == task.case)
+    case, module = file.case, file.module
+    row: Row = {"case": task.case, "side": task.side, "sha256": task.sha256, "number": case.number, "group": case.group}
+    row |= {"form": case.form, "expected": case.expected, "profile": case.first_profile, "kernelbench": None}
+    if case.form == "program":
+        return row | {"judge": _answer(_program(file, task.side, device))}
+    reference = getattr(module, "TWIN_REFERENCE", module.REFERENCE) if task.side == "honest" else module.REFERENCE
+    candidate = getattr(module, task.side.upper())
+    job = PairJob(Settings(candidate_timeout_s=_TIMEOUT_S), Contract(), device, case.first_profile)
+    with PairCourt(job) as court:
+        found = court.judge(reference, candidate, timed=case.timed)
+    return row | {"judge": _answer(found.verdict), "kernelbench": kernelbench(reference, candidate, device)}
+
+
+def _program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
+    region, candidate = file.module.reference(), getattr(file.module, side)()
+    failed = [each for each in contract(region, candidate) if not each.passed]
+    plan = TIMING_PLANS[file.case.first_profile]
+    return Verdict(tuple(failed)) if failed else check(region, candidate, Job(Settings(), Contract(), device, plan=plan))
+
+
+def _answer(verdict: Verdict) -> dict[str, Any]:
+    failure = verdict.failure
+    if failure is None:
+        return {"refused": False, "detector": "", "reason": ""}
+    return {"refused": True, "detector": failure.name, "reason": failure.detail[:300]}
+
+
+def _applies(file: CaseFile, device: str) -> bool:
+    """On a GPU all cases, on the CPU those that need none. Attacks on our own runtime assert for themselves and have no answers."""
+    return file.case.form != "runtime" and (file.case.device == "cpu" or device == "cuda")
+
+
+def _digest(file: CaseFile) -> str:
+    return hashlib.sha256(file.path.read_bytes()).hexdigest()
+
+
+def _told(row: Row) -> str:
+    answer = row["judge"]
+    return f"refused by {answer['detector']}: {answer['reason'][:120]}" if answer["refused"] else "accepted"
+
+
+def _about(results: Mapping[str, Any]) -> list[str]:
+    where = results["environment"]
+    machine = where["gpu"] or where["cpu"]
+    return [f"On {machine} with torch {where['torch']}, by `{results['command']}`."]
+
+
+def _cells(rows: Sequence[Row]) -> list[str]:
+    cheats, twins = ([row for row in rows if row["side"] == side] for side in SIDES)
+    asked = [row for row in cheats if row["kernelbench"]]
+    by_rule = [sum(not row["kernelbench"]["accepted"][index] for row in asked) for index in range(len(TOLERANCES))]
+    refused, accepted = sum(row["judge"]["refused"] for row in cheats), sum(not row["judge"]["refused"] for row in twins)
+    return [str(len(cheats)), _share(refused, len(cheats)), *(_share(n, len(asked)) for n in by_rule), _share(accepted, len(twins))]
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} of {total}" if total else "-"
+
+
+def _page(*, write: bool) -> int:
+    found = sorted(_RESULTS.glob("*.json"))
+    tables = "\n\n".join(table(load(path)) for path in found) or "Not measured yet."
+    text = _PAGE.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith(_BEGIN))
+    wanted = "\n".join([*lines[: begin + 1], tables, *lines[lines.index(_END) :]]) + "\n"
+    if write:
+        _PAGE.write_text(wanted, encoding="utf-8")
+        return 0
+    return int(text != wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

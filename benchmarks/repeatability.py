@@ -1,0 +1,185 @@
+"""Is the clock to be trusted: a kernel against itself many times, and the same kernel timed twice.
+
+Two numbers come out. How often one of two equal sides is called faster (its lower bound reaches the margin of a swap), which must
+be under 1 % of all trials; and how far two measurements of one kernel above 50 us are apart, which must be under 2 %. On a CPU that
+others use, only that it runs means anything. It times plain torch calls with the protocol of the judge; it judges no kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from torch_cudal1.judge.gpu_state import gpu_state
+from torch_cudal1.judge.measure import Local, Measurement, Pairs, measure
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.timing import L2, Batch, Warm, temperatures
+from torch_cudal1.settings import Settings
+
+__all__ = ["Kernel", "Row", "kernels", "main", "run", "summary"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_FALSE_SHARE, _APART, _LONG_US = 0.01, 0.02, 50.0
+_MARGIN = Settings().margin
+_RING = 4
+_SHORTER = 8  # the trials' samples: noisier than the judge's, so the share of false calls is not flattered
+
+Make = Callable[[torch.device], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A name and how to make a call of it: each side of a trial gets inputs and addresses of its own."""
+
+    name: str
+    make: Make
+
+
+@dataclass
+class Row:
+    """One kernel: what its trials said. Times are microseconds per call."""
+
+    kernel: str
+    trials: int = 0
+    faster: int = 0  # lower bound at least the margin: a false swap
+    above_one: int = 0  # lower bound above 1: right in 95 % intervals, and no swap
+    unsteady: int = 0
+    us: dict[str, list[float]] = field(default_factory=dict)
+    speedups: list[float] = field(default_factory=list)
+    twice: dict[str, float] = field(default_factory=dict)  # |difference| of two measurements of the whole plan, by state
+
+    def add(self, found: Measurement) -> None:
+        """Count a trial."""
+        self.trials += 1
+        self.faster += found.summary.low >= _MARGIN
+        self.above_one += found.summary.low > 1
+        self.unsteady += not found.steady
+        self.speedups.append(found.summary.speedup)
+        for l2, each in found.summaries.items():
+            self.us.setdefault(l2, []).append((each.a_us + each.b_us) / 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the results file: the spread of the trials instead of all of them."""
+        logs = [abs(math.log(speedup)) for speedup in self.speedups]
+        spread = {l2: max(values) / min(values) - 1 for l2, values in self.us.items()}
+        middle = {l2: sorted(values)[len(values) // 2] for l2, values in self.us.items()}
+        counts = {"faster": self.faster, "above_one": self.above_one, "unsteady": self.unsteady}
+        most = {"most_log_speedup": max(logs, default=None), "most_apart": spread}
+        return {"kernel": self.kernel, "trials": self.trials, **counts, "us": middle, **most, "twice": self.twice}
+
+
+@dataclass(frozen=True)
+class _Warmed:
+    """Sides that were settled once, for all their trials."""
+
+    sides: Local
+    known: tuple[Warm, Warm]
+
+    @property
+    def temperatures(self) -> tuple[L2, ...]:
+        return self.sides.temperatures
+
+    def warm(self) -> tuple[Warm, Warm]:
+        return self.known
+
+    def bucket(self, batch: Batch) -> Pairs:
+        return self.sides.bucket(batch)
+
+
+def kernels(device: torch.device) -> list[Kernel]:
+    """From a few microseconds to milliseconds on a large GPU: element by element, reductions, products, a chain of small ones."""
+    scale = 1 if device.type == "cuda" else 8
+    sizes = [512, 1024, 2048, 4096, 8192]
+    found = [Kernel(f"gelu {n}x{n}", _unary(torch.nn.functional.gelu, n // scale)) for n in sizes]
+    found += [Kernel(f"softmax {n}x{n}", _unary(lambda x: x.softmax(-1), n // scale)) for n in sizes[1:4]]
+    found += [Kernel(f"matmul {n}", _unary(lambda x: x @ x, n // scale)) for n in sizes[:4]]
+    return [*found, Kernel("eight small steps", _unary(_chain, 256))]
+
+
+def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Kernel]) -> list[Row]:
+    """`trials` measurements spread over the kernels in turn, then each kernel above 50 us twice under the whole plan."""
+    rows = [Row(kernel.name) for kernel in chosen]
+    pairs = [Local(kernel.make(device), kernel.make(device), device, temperatures(device, plan)) for kernel in chosen]
+    sides = [_Warmed(local, local.warm()) for local in pairs]
+    short = replace(plan, side_us=plan.side_us / _SHORTER)
+    for row, side in itertools.islice(itertools.cycle(zip(rows, sides, strict=True)), trials):
+        row.add(measure(side, short))
+    for row, side in zip(rows, sides, strict=True):
+        if row.us and min(values[0] for values in row.us.values()) > _LONG_US:
+            first, second = measure(side, plan).summaries, measure(side, plan).summaries
+            row.twice = {str(l2): abs(first[l2].b_us / second[l2].b_us - 1) for l2 in first}
+    return rows
+
+
+def summary(rows: Sequence[Row], *, judged: bool) -> dict[str, Any]:
+    """Both numbers and whether they are reached; `passed` is None where the machine is not one to judge by."""
+    trials, faster = sum(row.trials for row in rows), sum(row.faster for row in rows)
+    apart = [value for row in rows for value in row.twice.values()]
+    share, worst = faster / max(1, trials), max(apart, default=None)
+    passed = share < _FALSE_SHARE and (worst is None or worst < _APART) and trials > 0
+    told = {"trials": trials, "called_faster": faster, "called_faster_share": share, "margin": _MARGIN}
+    return {**told, "timed_twice": len(apart), "worst_apart": worst, "passed": passed if judged else None}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 where a GPU misses a number."""
+    args = _parser().parse_args(argv)
+    device = torch.device(args.device)
+    environment, before, begin = report.environment(), gpu_state(device), time.monotonic()
+    with torch.no_grad():
+        rows = run(device, args.trials, TIMING_PLANS["fast"], kernels(device))
+    told = summary(rows, judged=device.type == "cuda")
+    states = {"before": before, "after": gpu_state(device), "seconds": round(time.monotonic() - begin, 1)}
+    value = report.document(
+        "repeatability",
+        {"device": args.device, "trials": args.trials},
+        [row.to_json() for row in rows if row.trials],
+        command=f"python -m benchmarks.repeatability --device {args.device} --trials {args.trials}",
+        environment=environment,
+        state=states,
+        summary=told,
+    )
+    report.save(args.out, value)
+    for row in value["rows"]:
+        us = ", ".join(f"{l2} {cost:.1f} us" for l2, cost in row["us"].items())
+        twice = ", ".join(f"{l2} {100 * apart:.2f} %" for l2, apart in row["twice"].items()) or "-"
+        print(f"{row['kernel']:20} {row['trials']:3} trials, {row['faster']} called faster, {us}; timed twice: {twice}")
+    print(json.dumps(told))
+    return 1 if told["passed"] is False else 0
+
+
+def _unary(function: Callable[[torch.Tensor], object], size: int) -> Make:
+    def make(device: torch.device) -> Callable[[], object]:
+        turn = itertools.cycle([torch.randn(size, size, device=device) for _ in range(_RING)])
+        return lambda: function(next(turn))
+
+    return make
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        x = torch.tanh(x) + x
+    return x
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.repeatability", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--trials", type=int, default=200, help="of a kernel against itself, spread over all kernels")
+    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "repeatability.json")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

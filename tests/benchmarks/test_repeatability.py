@@ -1,0 +1,69 @@
+"""The two numbers of repeatability, from made-up measurements and once from a real, tiny one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.repeatability import Kernel, Row, kernels, run, summary
+from torch_cudal1.judge.measure import Measurement
+from torch_cudal1.judge.profiles import TIMING_PLANS
+from torch_cudal1.judge.statistics import summarise
+
+FAST = TIMING_PLANS["fast"]
+
+
+def measurement(ratio: float) -> Measurement:
+    return Measurement(FAST, {"hot": summarise([(100.0 * ratio, 100.0)] * 56)}, (1.0, 1.0), 1, 0.1)
+
+
+def rows(ratios: list[float], twice: float) -> list[Row]:
+    row = Row("kernel", twice={"hot": twice})
+    for ratio in ratios:
+        row.add(measurement(ratio))
+    return [row]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "twice", "passed"),
+    [
+        ([1.0] * 200, 0.019, True),
+        ([1.0] * 199 + [1.06], 0.0, True),  # one in two hundred
+        ([1.0] * 198 + [1.06, 1.06], 0.0, False),
+        ([1.04] * 200, 0.0, True),  # above 1, but no swap
+        ([1.0] * 200, 0.021, False),
+        ([], 0.0, False),
+    ],
+)
+def test_under_one_percent_called_faster_and_under_two_percent_apart(ratios: list[float], twice: float, passed: bool) -> None:
+    assert summary(rows(ratios, twice), judged=True)["passed"] is passed
+    assert summary(rows(ratios, twice), judged=False)["passed"] is None
+
+
+def test_a_row_tells_the_spread_of_its_trials() -> None:
+    (row,) = rows([1.0, 1.1], 0.0)
+    told = row.to_json()
+    assert (told["trials"], told["faster"], told["above_one"], told["unsteady"]) == (2, 1, 1, 0)
+    assert told["most_apart"]["hot"] == pytest.approx(0.05)
+    assert told["most_log_speedup"] == pytest.approx(0.0953, abs=1e-4)
+
+
+def test_each_side_has_inputs_of_its_own() -> None:
+    made: list[int] = []
+
+    def make(device: torch.device):  # type: ignore[no-untyped-def]
+        x = torch.ones(64, device=device)
+        made.append(x.data_ptr())
+        return lambda: x + x
+
+    (row,) = run(torch.device("cpu"), 2, replace(FAST, side_us=800.0, rounds=1), [Kernel("add", make)])
+    assert row.trials == 2
+    assert len(set(made)) == 2
+    assert len(row.us["hot"]) == 2
+
+
+def test_sizes_span_orders_of_magnitude() -> None:
+    names = [kernel.name for kernel in kernels(torch.device("cpu"))]
+    assert len(set(names)) == len(names) >= 10
