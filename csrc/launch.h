@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,12 @@ struct Driver {  // addresses in libcuda, the primary context of the plan's devi
   int (*pop)(void**) = nullptr;
   int32_t (*current_stream)(int32_t, void**) = nullptr;
   GraphApi graphs;  // all or none
+};
+
+// A value that does not fit; becomes a ValueError at the boundary. A type of our own, because an exception of LibTorch's that is
+// thrown here need not be the one that LibTorch's macros catch when another compiler built LibTorch.
+struct WrongValue : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // What went wrong in a launch; becomes a Python exception that names the kernel at the boundary.

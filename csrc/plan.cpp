@@ -52,8 +52,8 @@ void AtenStep::run(Values& values, torch::jit::Stack& stack) const {
   op.callBoxed(stack);
   if (list) {
     const c10::List<at::Tensor> results = stack.back().toTensorList();
-    TORCH_CHECK_VALUE(results.size() == outs.size(), op.operator_name(), " yields ", results.size(), " tensors, the plan has ",
-                      outs.size());
+    if (results.size() != outs.size())
+      throw WrongValue(c10::str(op.operator_name(), " yields ", results.size(), " tensors, the plan has ", outs.size()));
     for (size_t i = 0; i < outs.size(); ++i) values[outs[i]] = results.get(i);
   } else {
     for (size_t i = 0; i < outs.size(); ++i) values[outs[i]] = std::move(stack[i]);

@@ -148,6 +148,9 @@ Values run_plan(PyObject* object, Values&& inputs) {
     return self->plan->run(std::move(inputs));
   } catch (const LaunchFailure& failure) {
     explain(self->explain, failure);
+  } catch (const WrongValue& wrong) {
+    PyErr_SetString(PyExc_ValueError, wrong.what());
+    throw python_error();
   }
 }
 

@@ -76,7 +76,8 @@ PyTypeObject* replay_type = nullptr;
 size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
 
 void copy(const GraphDriver& driver, const at::Tensor& to, const at::Tensor& from, void* stream) {
-  TORCH_CHECK_VALUE(to.sizes() == from.sizes(), "an input of shape ", from.sizes(), ", the graph was captured for ", to.sizes());
+  if (to.sizes() != from.sizes())
+    throw WrongValue(c10::str("an input of shape ", from.sizes(), ", the graph was captured for ", to.sizes()));
   const size_t bytes = extent(to);
   const bool alike = to.dtype() == from.dtype() && to.strides() == from.strides() && to.device() == from.device();
   if (!alike || bytes > 2 * to.nbytes()) {  // mostly gaps: element by element
@@ -177,6 +178,9 @@ PyObject* checked_call(Replay* self, const std::vector<PyObject*>& inputs) {
     tell(self, failed.call, failed.result);
   } catch (const LaunchFailure& failure) {
     tell(self, failure.kind == LaunchFailure::no_stream ? "the current stream" : "cuCtxGetCurrent", static_cast<int>(failure.detail));
+  } catch (const WrongValue& wrong) {
+    PyErr_SetString(PyExc_ValueError, wrong.what());
+    return nullptr;
   }
   END_HANDLE_TH_ERRORS
 }

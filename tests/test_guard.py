@@ -462,6 +462,7 @@ def test_ten_thousand_checks_leave_nothing_behind(implementation: Any) -> None:
     module = nn.Sequential(Block())
     held = bound(module, implementation)
     watched = [module, module[0], module[0].__dict__, module[0].linear.weight, module[0].sizes, module[0].order, None, True]
+    gc.collect()  # what earlier tests left must not go while we count
     counts = [sys.getrefcount(thing) for thing in watched[:-2]]
     rounds = 10_000 if implementation == "native" else 1_000
     tracemalloc.start()
@@ -633,6 +634,7 @@ def test_ten_thousand_signatures_leave_nothing_behind(sign: Any) -> None:
     args: tuple[Any, ...] = ([X, y], {"a": y}, "text", 1.5, torch.device("cpu"))
     watched = [X, y, args, args[0], args[1], torch.float32]
     sign(args, {"k": y})
+    gc.collect()  # what earlier tests left must not go while we count
     counts = [sys.getrefcount(thing) for thing in watched]
     tracemalloc.start()
     try:
