@@ -10,7 +10,7 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec, with_steps
 from torch_cudal1 import observe
-from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines, tried
+from torch_cudal1.judge import Job, Ranking, build, evidence, judge, kept_warm, rank_baselines, tried
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Accepted, Candidate, Contract, Region, Rejected, Target
@@ -50,6 +50,17 @@ def test_a_right_and_faster_rewrite_is_accepted_with_its_evidence() -> None:
     assert line["decision"] == "accepted"
     assert line["label"] == "diag_matmul -> eager"
     assert observe.report().counters["candidates_judged"] == 1
+
+
+def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_candidate(monkeypatch, tmp_path) -> None:
+    """Inductor's pool of threads, started where its cache is cold, lives on in the child that the next candidate is lent."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    region, broadcast = diagonal_product()
+    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    with kept_warm():
+        ranking = rank_baselines(region, ("eager", "inductor"), job)
+        assert not ranking.failures
+        assert isinstance(judge(region, candidate(broadcast), ranking, job).decision, Accepted)
 
 
 def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.detectors.values import first_two
+from torch_cudal1.judge.pair import SourceCandidate
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
@@ -41,7 +42,7 @@ def resource(trial: Trial) -> list[Check]:
     looks = [_usage(trial, sample, _WARM_CALLS), _usage(trial, sample, calls), _usage(trial, sample, calls)]
     if _grown(looks, calls):  # a leak goes on; another process that took memory of the GPU, or a late start, does not
         looks += [_usage(trial, sample, calls), _usage(trial, sample, calls)]
-    problem = _grown(looks, calls) or _left(looks[-1])
+    problem = _grown(looks, calls) or _left(looks[-1], source=isinstance(trial.candidate, SourceCandidate))
     growth = _growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
     return [Check("resource", not problem, float(max(0, growth)), float(_allowed(calls)), detail)]
@@ -85,9 +86,11 @@ def _grown(looks: list[Mapping[str, Any]], calls: int) -> str:
     return ""
 
 
-def _left(usage: Mapping[str, Any]) -> str:
-    """Threads of Python and processes that are no helpers of an installed library."""
-    threads = [str(stack) for stack in usage.get("python_threads", ())]
+def _left(usage: Mapping[str, Any], *, source: bool) -> str:
+    """Processes that are no helpers of an installed library, and threads of Python. A Program runs no Python, so it starts none:
+    what is there beside one is the pool of Inductor's compiler.
+    """
+    threads = [str(stack) for stack in usage.get("python_threads", ())] if source else []
     compiling = any(part in stack for stack in threads for part in _COMPILERS)
     foreign = [stack for stack in threads if not any(part in stack for part in _INSTALLED) and not (compiling and _idle(stack))]
     if foreign:
