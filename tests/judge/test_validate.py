@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, subject, with_steps
+from torch_cudal1.judge.compare import compare
 from torch_cudal1.judge.contract import contract
+from torch_cudal1.judge.detectors import values
 from torch_cudal1.judge.detectors.history import call_history
 from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.special import special
@@ -254,3 +256,20 @@ def test_inputs_of_another_form_are_refused() -> None:
 
 def test_a_program_that_writes_to_its_inputs_is_refused() -> None:
     assert [(check.name, check.passed) for check in contract(REGION, candidate(in_place()))] == [("contract", False)]
+
+
+def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(subject(REGION), candidate(REFERENCE), Contract(), CPU, child)
+    trial.load("candidate", trial.candidate)
+    sample = trial.draw("normal")
+    outputs = trial.run(sample).outputs
+    weighed = []
+    monkeypatch.setattr(values, "compare", lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs))
+    first, again = (list(values.compared(trial, sample, given)) for given in (outputs, [t.clone() for t in outputs]))
+    assert (first, len(weighed)) == (again, 1)
+    wrong = outputs[0].clone()
+    wrong[3, 1] += 1.0
+    ((_, found),) = values.compared(trial, sample, [wrong])
+    assert not found.passed
+    trial.drop(sample)
+    assert not trial.proven

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.judge.spread import Results, Spread, all_finite, beyond, root_mean_square, spread_of
+
 __all__ = ["Comparison", "compare", "grossly_equal", "proven_ties", "same_bits", "same_masks", "sampling_spread", "unit_roundoff"]
 
 _RMS_FACTOR = 2.0  # (B)
@@ -21,7 +23,6 @@ _HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
 _VOID_RATIO = 0.1  # eager's own relative error above which a distribution has no digits left to compare
 _POOL = 4_096  # below this many elements eager's rms error is an estimate, and the limit allows for its spread
 _FEW = 64
-_SHORT_ROW = 8
 _FLAT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # the public benchmark's; 1e-4 for anything wider
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -114,7 +115,8 @@ def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool
     a, b = left.double(), right.double()
     finite = a.isfinite() & b.isfinite()
     tolerance = 5e-2 if left.dtype in _HALF else 1e-2
-    return _rms((a - b)[finite]) <= tolerance * _rms(b[finite]) and float((~finite).double().mean() if a.numel() else 0.0) < 0.5
+    lost = float((~finite).double().mean()) if a.numel() else 0.0
+    return root_mean_square((a - b)[finite]) <= tolerance * root_mean_square(b[finite]) and lost < 0.5
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -137,7 +139,7 @@ def _exactly(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tenso
 
 def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> Comparison | None:
     """None when the masks agree, else the failure."""
-    if bool(baseline.isfinite().all()) and bool(candidate.isfinite().all()):
+    if all_finite(baseline) and all_finite(candidate):
         return None
     found = _told_mismatch(_mask_mismatch(candidate, baseline, exact))
     return None if found.passed else found
@@ -172,91 +174,50 @@ def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
 
 def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int) -> Comparison:
     """Without float64: two correctly rounded evaluations differ by no more than their format and their sums allow."""
-    a, b = candidate.double(), baseline.double()
-    finite = a.isfinite() & b.isfinite()
-    if not bool(finite.any()):
-        return Comparison(True, void=True, detail="no finite element")
     out, accumulate = _units(baseline.dtype)
-    error, scale = _at(a - b, finite), _at(b, finite)
-    rms_limit = (4 * out + math.sqrt(longest) * accumulate) * _rms(scale)
-    rms = _rms(error)
-    worst = float(_at((a - b).abs() / _slice_scale(b, accumulate), finite).max())
+    found = spread_of((candidate, baseline, baseline.double()), accumulate)
+    if found is None:
+        return Comparison(True, void=True, detail="no finite element")
+    rms, worst = found.error, found.worst
+    rms_limit = (4 * out + math.sqrt(longest) * accumulate) * found.scale
     worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * math.sqrt(longest) * accumulate
     detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
     return Comparison(rms <= rms_limit and worst <= worst_limit, rms / rms_limit if rms_limit else rms, 1.0, detail)
 
 
 def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor, longest: int) -> Comparison:
-    c, b = candidate.double(), baseline.double()
-    both = b.isfinite() & exact.isfinite()
-    finite = both & c.isfinite()
-    if not bool(finite.any()):
-        return Comparison(True, void=True, detail="no finite element")
     out, accumulate = _units(baseline.dtype)
-    scale_rms = _rms(_at(exact, finite))
-    own, error = _rms(_at(b - exact, both)), _rms(_at(c - exact, finite))
-    if scale_rms > 0 and own > _VOID_RATIO * scale_rms:
-        return Comparison(True, void=True, detail=f"eager's own relative error is {own / scale_rms:.2g}")
-    count = int(finite.sum())
-    floor = (2 * out if count < _FEW else accumulate) * scale_rms
-    limit = max(_RMS_FACTOR * sampling_spread(_effective(_at(b - exact, finite), own)) * own, floor)
+    results = (candidate, baseline, exact)
+    found = spread_of(results, accumulate)
+    if found is None:
+        return Comparison(True, void=True, detail="no finite element")
+    own, error = found.own, found.error
+    if found.scale > 0 and own > _VOID_RATIO * found.scale:
+        return Comparison(True, void=True, detail=f"eager's own relative error is {own / found.scale:.2g}")
+    floor = (2 * out if found.count < _FEW else accumulate) * found.scale
+    limit = max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
     if error > limit:
         return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
-    return _worst((c, b, exact), finite, longest=longest, out=baseline.dtype, ratio=ratio)
+    return _worst(results, found, longest=longest, ratio=ratio)
 
 
-def _worst(
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor], finite: torch.Tensor, *, longest: int, out: torch.dtype, ratio: float
-) -> Comparison:
+def _worst(results: Results, found: Spread, *, longest: int, ratio: float) -> Comparison:
     """(C): no element may be far off, however good the average is."""
-    candidate, baseline, exact = results
-    u_out, u_acc = _units(out)
-    scale = _slice_scale(exact, u_acc)
-    errors = _at((candidate - exact).abs_().div_(scale), finite)
-    own = float(_at((baseline - exact).abs_().div_(scale), finite).max())
-    limit = _WORST_FACTOR * own + _ROUND_OFFS * u_out + _GROWTH * math.sqrt(longest) * u_acc
-    beyond = int((errors > limit).sum())
-    if beyond > (_HALF_FRACTION * errors.numel() if out in _HALF else 0):
-        worst = float(errors.max())
-        return Comparison(
-            False, ratio, _RMS_FACTOR, f"{beyond} elements off by up to {worst:.3g} of their slice, allowed {limit:.3g}"
-        )
-    return Comparison(True, ratio, _RMS_FACTOR)
-
-
-def _at(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`values[mask]`; without the copy, which takes longer than the arithmetic around it, where the mask leaves nothing out."""
-    return values if bool(mask.all()) else values[mask]
+    dtype = results[1].dtype
+    u_out, u_acc = _units(dtype)
+    limit = _WORST_FACTOR * found.own_worst + _ROUND_OFFS * u_out + _GROWTH * math.sqrt(longest) * u_acc
+    if found.worst <= limit:
+        return Comparison(True, ratio, _RMS_FACTOR)
+    count = beyond(results, u_acc, limit)
+    if count <= (_HALF_FRACTION * found.count if dtype in _HALF else 0):
+        return Comparison(True, ratio, _RMS_FACTOR)
+    told = f"{count} elements off by up to {found.worst:.3g} of their slice, allowed {limit:.3g}"
+    return Comparison(False, ratio, _RMS_FACTOR, told)
 
 
 def _units(dtype: torch.dtype) -> tuple[float, float]:
     return unit_roundoff(dtype), unit_roundoff(torch.float64 if dtype == torch.float64 else torch.float32)
-
-
-def _rms(values: torch.Tensor) -> float:
-    """Root of the mean square; on scaled values where squares would overflow or vanish."""
-    plain = float(torch.linalg.vector_norm(values)) / math.sqrt(max(values.numel(), 1))
-    if values.dtype == torch.float64 and 1e-140 < plain < math.inf:  # one pass without temporaries
-        return plain
-    peak = float(values.abs().max()) if values.numel() else 0.0
-    return peak * math.sqrt(float((values / peak).square().mean())) if peak > 0 and math.isfinite(peak) else peak
-
-
-def _slice_scale(exact: torch.Tensor, floor: float) -> torch.Tensor:
-    """The largest magnitude of each row (of the whole where rows are short), never below `floor` of the largest."""
-    magnitude = exact.abs().nan_to_num_(nan=0.0, posinf=0.0)
-    rows = exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
-    scale = magnitude.amax(-1, keepdim=True) if rows else magnitude.max()
-    return scale.clamp_min(max(floor * float(scale.max()), 1e-300)).expand_as(exact)
-
-
-def _effective(errors: torch.Tensor, rms: float) -> int:
-    """How many elements an rms rests on: their number for normal errors, fewer where a few large ones make it up."""
-    if not rms:
-        return errors.numel()
-    kurtosis = float((errors / rms).pow(4).mean())
-    return max(1, min(errors.numel(), round(3 * errors.numel() / max(kurtosis, 1.0))))
 
 
 def sampling_spread(count: int) -> float:

@@ -186,7 +186,7 @@ def look(run: Call, device: torch.device) -> Side:
 def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
     """Median microseconds until a call returns, on an idle device; its device work is not waited for."""
     samples: list[float] = []
-    for _ in range(calls):
+    while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
         synchronise(device)
         start = time.perf_counter_ns()
         kept = run()

@@ -19,6 +19,7 @@ import torch
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.compare import Comparison
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible
@@ -81,7 +82,8 @@ class Trial:
     """`contract` says how accurate, `profile` how much is tested; `child` runs the candidate, which sits in slot `slot`.
 
     `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of each tensor that a source's
-    module held when it had been constructed.
+    module held when it had been constructed. `proven`: the last right outputs of each set, by its name and their position: whoever
+    yields the same bits again is as right.
     """
 
     subject: Subject
@@ -93,6 +95,7 @@ class Trial:
     samples: dict[str, Sample] = field(default_factory=dict)
     drawn: dict[str, int] = field(default_factory=dict)  # sets of each distribution, dropped ones too
     results: dict[str, Result] = field(default_factory=dict)
+    proven: dict[tuple[str, int], tuple[torch.Tensor, Comparison]] = field(default_factory=dict)
     references: set[Schedule] = field(default_factory=set)
     book: Book = field(default_factory=dict)
     profile: Profile = PROFILES["fast"]
@@ -180,17 +183,19 @@ class Trial:
         shown = zip_longest(self.examples or (), subject.specs)
         fitting = [t if t is not None and spec is not None and TensorSpec.of(t) == spec else None for t, spec in shown]
         examples = fitting[: len(subject.specs)]
-        other = replace(
-            self, subject=subject, slot=slot, examples=examples, samples={}, drawn={}, results={}, references=set(), state=[]
-        )
+        other = replace(self._unrun(), subject=subject, slot=slot, examples=examples)
         other.load(slot, self.candidate, way)
         return other
+
+    def _unrun(self) -> Trial:
+        """The same question, with nothing of what was run."""
+        return replace(self, samples={}, drawn={}, results={}, proven={}, references=set(), state=[])
 
     @contextmanager
     def elsewhere(self) -> Iterator[Trial]:
         """The candidate in a process that has run nothing before. Raises SandboxError, CandidateFailure."""
         with Child(self.child.limits, self.contract) as child:
-            other = replace(self, child=child, samples={}, drawn={}, results={}, references=set(), state=[])
+            other = replace(self._unrun(), child=child)
             other.load(other.slot, other.candidate)
             yield other
 
@@ -273,6 +278,8 @@ class Trial:
         self.child.call("drop", names=[sample.name for sample in samples])
         for sample in samples:
             self.samples.pop(sample.name, None)
+            for position in range(len(self.subject.outputs)):
+                self.proven.pop((sample.name, position), None)
 
     def _hand_over(self, sample: Sample, *, base: str, given: Sequence[torch.Tensor | None]) -> Sample:
         path = self.child.new_file()

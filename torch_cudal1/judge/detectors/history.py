@@ -42,9 +42,14 @@ def _alternated(trial: Trial, first: Sample) -> list[Agreement | None]:
     """A, B, A on a living instance; then inputs that a decision made on A would not fit."""
     other = trial.sibling(first)
     found = [tried(trial, sample, what) for sample, what in ((first, "A"), (other, "B after A"), (first, "A after B"))]
-    for what, factor in (("negated", -1.0), ("tiny", 1e-3)):
-        found.append(tried(trial, trial.derive(first, what, _of_inputs(trial, _scaled(factor))), f"{what} inputs after A"))
-    return [*found, tried(trial, trial.sibling(first, "shifted"), "shifted inputs after A")]
+    unlike: list[tuple[str, Callable[[], Sample]]] = [
+        ("negated", lambda: trial.derive(first, "negated", _of_inputs(trial, _scaled(-1.0)))),
+        ("tiny", lambda: trial.derive(first, "tiny", _of_inputs(trial, _scaled(1e-3)))),
+        ("shifted", lambda: trial.sibling(first, "shifted")),
+    ]
+    for what, make in random.SystemRandom().sample(unlike, trial.rounds(len(unlike))):
+        found.append(tried(trial, make(), f"{what} inputs after A"))
+    return found
 
 
 def _same_place(trial: Trial, first: Sample) -> list[Agreement | None]:

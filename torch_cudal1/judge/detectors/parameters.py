@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.linalg import vector_norm
 
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import unit_roundoff
@@ -26,6 +27,7 @@ from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.pair import PairSubject
 from torch_cudal1.judge.profiles import UPDATE_WAYS
+from torch_cudal1.judge.spread import flat_blocks
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
@@ -134,18 +136,22 @@ def _change(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Output
     c, d = theirs
     if a is None or b is None or c is None or d is None or not d.numel() or not d.dtype.is_floating_point or a.shape != c.shape:
         return None
-    e, f = (c if exact[0] is None else exact[0]).double(), (d if exact[1] is None else exact[1]).double()
-    mask = torch.stack([t.isfinite() for t in (a, b, c, d, e, f)]).all(0)
-    if not bool(mask.any()):
+    before, after = ((eager if one is None else one).double() for eager, one in zip((c, d), exact, strict=True))
+    sums, count = torch.zeros(5, dtype=torch.float64, device=d.device), 0
+    for x, y, u, v, e, f in flat_blocks(a, b, c, d, before, after):
+        wanted, found, eager = f - e, y.double() - x.double(), v.double() - u.double()
+        mask = wanted.isfinite() & found.isfinite() & eager.isfinite()
+        here = int(mask.sum())
+        parts = [e, f, wanted, eager - wanted, found - wanted]
+        if here < mask.numel():
+            parts = [torch.where(mask, part, 0.0) for part in parts]
+        sums += torch.stack([vector_norm(part).square() for part in parts])
+        count += here
+    if not count:
         return None
-    wanted, found, eager = (f - e)[mask], (b.double() - a.double())[mask], (d.double() - c.double())[mask]
-    scale = max(_rms(e[mask]), _rms(f[mask]))
-    limit = max(3 * _rms(eager - wanted), (8 if exact[0] is None else 2) * unit_roundoff(d.dtype) * scale)
-    return _Change(_rms(found - wanted), limit, _rms(wanted))
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt())
+    old_rms, new_rms, size, own, error = (sums / count).sqrt().tolist()
+    limit = max(3 * own, (8 if exact[0] is None else 2) * unit_roundoff(d.dtype) * max(old_rms, new_rms))
+    return _Change(error, limit, size)
 
 
 def _nudged(tensor: torch.Tensor) -> torch.Tensor:

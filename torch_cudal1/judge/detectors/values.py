@@ -59,13 +59,21 @@ def _summed(found: Mapping[str, list[Check]]) -> list[Check]:
 
 
 def compared(trial: Trial, sample: Sample, outputs: Outputs) -> Iterator[tuple[int, Comparison]]:
+    """Each output beside eager's; bits that were found right on this set before are not weighed again."""
     for position, (out, expected) in enumerate(zip(outputs, sample.reference.outputs, strict=True)):
         if expected is None:
             continue
         if out is None:
             yield position, Comparison(False, detail="no tensor where eager yields one")
             continue
-        yield position, _compared_at(trial, sample, position, out)
+        known = trial.proven.get((sample.name, position))
+        if known is not None and same_bits(known[0], out):
+            yield position, known[1]
+            continue
+        found = _compared_at(trial, sample, position, out)
+        if found.passed:
+            trial.proven[sample.name, position] = out, found
+        yield position, found
 
 
 def _compared_at(trial: Trial, sample: Sample, position: int, out: torch.Tensor) -> Comparison:

@@ -1,0 +1,136 @@
+"""How far two results lie from float64: rms, worst element and kurtosis, in blocks that stay in the cache.
+
+On a host a judgement is mostly this arithmetic, so it takes one pass over the results and makes no temporaries of their size. It
+sets no limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.linalg import vector_norm
+
+__all__ = ["Results", "Spread", "all_finite", "beyond", "flat_blocks", "root_mean_square", "spread_of"]
+
+Results: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # candidate, baseline, float64
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
+_SHORT_ROW = 8
+_LEAST, _MOST = 1e-70, 1e70  # between these a fourth power is a float64
+_NOTHING = 1e-300  # the scale of a row of zeros
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the elements that are finite in all three. `own` is the baseline's error, `error` the candidate's, `scale` float64's rms.
+
+    Worst ones are relative to the largest magnitude of their row (of the whole where rows are short). `effective`: how many
+    elements `own` rests on, their number for normal errors, fewer where a few large ones make it up.
+    """
+
+    count: int
+    scale: float
+    own: float
+    error: float
+    own_worst: float
+    worst: float
+    effective: int
+
+
+def spread_of(results: Results, floor: float) -> Spread | None:
+    """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no element is finite."""
+    finite = _finite(results)
+    count = results[2].numel() if finite is None else int(finite.sum())
+    if not count:
+        return None
+    scales = _row_scales(results[2], floor)
+    squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)  # float64, own, candidate; own to the fourth
+    worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
+    unit = _unit(scales)
+    for candidate, baseline, exact, scale in _blocks(results, scales, finite):
+        own, error = (baseline - exact) / unit, (candidate - exact) / unit
+        own2 = own.square()
+        squares += torch.stack(((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum()))
+        worst = torch.maximum(worst, torch.stack((_worst(own, scale), _worst(error, scale))))
+    scale_rms, own_rms, error_rms = (unit * math.sqrt(value / count) for value in squares[:3].tolist())
+    kurtosis = float(squares[3]) * count / float(squares[1]) ** 2 if float(squares[1]) else 3.0
+    effective = max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
+    own_worst, error_worst = (unit * value for value in worst.tolist())
+    return Spread(count, scale_rms, own_rms, error_rms, own_worst, error_worst, effective)
+
+
+def beyond(results: Results, floor: float, limit: float) -> int:
+    """How many of the candidate's elements are off by more than `limit` of their row's scale."""
+    finite = _finite(results)
+    blocks = _blocks(results, _row_scales(results[2], floor), finite)
+    return sum(int(((candidate - exact).abs_() > limit * scale).sum()) for candidate, _, exact, scale in blocks)
+
+
+def flat_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of as many elements, side by side in flat blocks."""
+    block = _BLOCK.get(tensors[0].device.type, _BLOCK["cpu"])
+    return zip(*(tensor.reshape(-1).split(block) for tensor in tensors), strict=True)
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """Root of the mean square; on scaled values where squares would overflow or vanish."""
+    plain = float(vector_norm(values)) / math.sqrt(max(values.numel(), 1))
+    if values.dtype == torch.float64 and 1e-140 < plain < math.inf:  # one pass without temporaries
+        return plain
+    peak = float(values.abs().max()) if values.numel() else 0.0
+    return peak * math.sqrt(float((values / peak).square().mean())) if peak > 0 and math.isfinite(peak) else peak
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite; a finite sum proves it without a mask."""
+    return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
+
+
+def _finite(results: Results) -> torch.Tensor | None:
+    """Where all three are finite; None for everywhere."""
+    if all(map(all_finite, results)):
+        return None
+    candidate, baseline, exact = results
+    return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
+
+
+def _row_scales(exact: torch.Tensor, floor: float) -> torch.Tensor:
+    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short."""
+    flat = exact.reshape(-1, exact.shape[-1] if _has_rows(exact) else exact.numel())
+    scales = vector_norm(flat, math.inf, dim=1, keepdim=True)
+    if not bool(scales.isfinite().all()):
+        scales = flat.abs().nan_to_num_(nan=0.0, posinf=0.0).amax(1, keepdim=True)
+    return torch.clamp_min(scales, max(floor * float(scales.max()), _NOTHING))
+
+
+def _has_rows(exact: torch.Tensor) -> bool:
+    return exact.dim() > 1 and exact.shape[-1] >= _SHORT_ROW
+
+
+def _blocks(results: Results, scales: torch.Tensor, finite: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Blocks of candidate, baseline, float64 and the scales of their rows; elements that are not finite are 0 in all three."""
+    parts = (*results, finite) if finite is not None else results
+    if scales.numel() == 1:
+        cut: Iterator[tuple[torch.Tensor, ...]] = ((scales, *block) for block in flat_blocks(*parts))
+    else:
+        height = max(1, _BLOCK.get(scales.device.type, _BLOCK["cpu"]) // results[2].shape[-1])
+        rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in parts)
+        cut = zip(*(tensor.split(height) for tensor in (scales, *rows)), strict=True)
+    for scale, candidate, baseline, exact, *mask in cut:
+        three = (candidate.double(), baseline.double(), exact)
+        yield (*(torch.where(mask[0], tensor, 0.0) for tensor in three), scale) if mask else (*three, scale)
+
+
+def _unit(scales: torch.Tensor) -> float:
+    """What values are divided by so that their fourth powers are float64 numbers; 1 unless float64 lies far outside float32."""
+    peak = float(scales.max())
+    return 1.0 if _LEAST < peak < _MOST or peak <= _NOTHING else peak
+
+
+def _worst(errors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    if scale.numel() == 1:
+        return torch.div(vector_norm(errors, math.inf), scale.reshape(()))
+    return torch.amax(vector_norm(errors, math.inf, dim=1, keepdim=True) / scale, (0, 1))
