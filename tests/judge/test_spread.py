@@ -77,6 +77,17 @@ def test_float64_results_outside_of_float32_still_have_a_spread(size: float) -> 
     assert found.own == pytest.approx(found.scale)
 
 
+def test_errors_too_small_for_a_square_are_no_division_by_zero() -> None:
+    exact = torch.randn(16, 16, dtype=torch.float64)
+    near = exact.clone()
+    near[3, 3] = 0.0
+    exact[3, 3] = 1e-100
+    found = spread_of((near, near, exact), FLOOR)
+    assert found is not None
+    assert found.own == pytest.approx(1e-100 / 16)
+    assert found.effective == 256
+
+
 def test_no_finite_element_is_no_spread() -> None:
     nothing = torch.full((4, 9), math.nan)
     assert spread_of((nothing, nothing, nothing.double()), FLOOR) is None

@@ -56,10 +56,17 @@ def spread_of(results: Results, floor: float) -> Spread | None:
         squares += torch.stack(((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum()))
         worst = torch.maximum(worst, torch.stack((_worst(own, scale), _worst(error, scale))))
     scale_rms, own_rms, error_rms = (unit * math.sqrt(value / count) for value in squares[:3].tolist())
-    kurtosis = float(squares[3]) * count / float(squares[1]) ** 2 if float(squares[1]) else 3.0
-    effective = max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
+    effective = _effective(count, float(squares[1]), float(squares[3]))
     own_worst, error_worst = (unit * value for value in worst.tolist())
     return Spread(count, scale_rms, own_rms, error_rms, own_worst, error_worst, effective)
+
+
+def _effective(count: int, squares: float, fourths: float) -> int:
+    """How many normal errors would spread as these do; all of them where they are too small for a fourth power."""
+    if not squares * squares:
+        return count
+    kurtosis = fourths * count / squares / squares
+    return max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
 
 
 def beyond(results: Results, floor: float, limit: float) -> int:

@@ -6,7 +6,7 @@ compares some forty flags before import and after construction, calls and deleti
 
 from tests.adversarial.case import Case
 
-CASE = Case(52, "global_flags", "tampering", expected="env_diff", status="lowering", seen=("L1",), alone=True)
+CASE = Case(52, "global_flags", "tampering", expected="env_diff", status="lowering", seen=("L1",))
 
 REFERENCE = """
 import torch
