@@ -5,8 +5,7 @@
 // no attribute access, no comparison by value. signature.h describes the arguments of a call.
 //
 // A large model is thousands of objects, which a call finds outside the processor's caches: the time is that of waiting for memory.
-// So what is looked at lies in flat arrays, whose next objects are fetched while one is compared; and where Python tells
-// of changes to dictionaries (told.h), these are only read again after one of them changed.
+// So what is looked at lies in flat arrays, whose next objects are fetched while one is compared.
 
 #include "guard.h"
 
@@ -21,7 +20,6 @@
 #include <vector>
 
 #include "fetch.h"
-#include "told.h"
 
 namespace {
 
@@ -189,10 +187,9 @@ enum Kind { KINS, HOMES, TABLES, ITEMS, RAWS, EMPTIES, LOOKUPS, CODES, CELLS, TE
 struct Flat {  // the records that large models have many of
   std::vector<Kin> kins;
   std::vector<Home> homes;
-  std::vector<PyObject*> empties, told_empties;
-  std::vector<Table> tables, told_tables;
+  std::vector<PyObject*> empties;
+  std::vector<Table> tables;
   std::vector<Facts> tensors;
-  uint64_t seen = 0;  // told_changes when what is told was last found right
 };
 
 struct Guard {
@@ -217,22 +214,13 @@ bool hold_all(std::vector<Table>& tables) {
   return each(tables, [](const Table& table) { fetch_line(table.dict); }, [](Table& table) { return table.hold(); });
 }
 
-bool dictionaries_hold(Flat& flat) {
-  if (!are_empty(flat.empties) || !hold_all(flat.tables)) return false;
-  const uint64_t now = cudal1::told_changes;
-  if (flat.seen == now) return true;
-  if (!are_empty(flat.told_empties) || !hold_all(flat.told_tables)) return false;
-  flat.seen = now;
-  return true;
-}
-
 bool holds(const Guard* g) {
   Flat& flat = *g->flat;
   const auto fetch_kin = [](const Kin& kin) { fetch_line(kin.thing); };
   if (!each(flat.kins, fetch_kin, [](const Kin& kin) { return Py_TYPE(kin.thing) == kin.kind; })) return false;
   const auto fetch_home = [](const Home& home) { fetch_line(home.place); };
   if (!each(flat.homes, fetch_home, [](const Home& home) { return home.hold(); })) return false;
-  if (!dictionaries_hold(flat)) return false;
+  if (!are_empty(flat.empties) || !hold_all(flat.tables)) return false;
   if (!every(g, ITEMS, [](PyObject* r) { return same_items(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, RAWS, [](PyObject* r) { return same_bytes(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, LOOKUPS, [](PyObject* r) { return same_lookup(at_(r, 0), at_(r, 1), at_(r, 2)); })) return false;
@@ -284,15 +272,12 @@ std::unique_ptr<Flat> flattened(const Guard* guard) {
     return flat->kins.push_back({at_(r, 0), reinterpret_cast<PyTypeObject*>(at_(r, 1))}), true;
   });
   every(guard, HOMES, [&](PyObject* r) { return flat->homes.emplace_back(at_(r, 0), at_(r, 1)), true; });
-  every(guard, EMPTIES, [&](PyObject* hooks) {
-    return (cudal1::is_told(hooks) ? flat->told_empties : flat->empties).push_back(hooks), true;
-  });
+  every(guard, EMPTIES, [&](PyObject* hooks) { return flat->empties.push_back(hooks), true; });
   every(guard, TABLES, [&](PyObject* r) {
     PyObject* owner = at_(r, 0);  // a class body cannot be replaced as a whole: its dictionary lives as long as the class
     PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : owner;
-    const bool told = !PyODict_CheckExact(dict) && cudal1::is_told(dict);
     PyObject* ignored = at_(r, 3) == Py_None ? nullptr : at_(r, 3);
-    (told ? flat->told_tables : flat->tables).push_back({dict, at_(r, 1), at_(r, 2), ignored, 0});
+    flat->tables.push_back({dict, at_(r, 1), at_(r, 2), ignored, 0});
     return true;
   });
   every(guard, TENSORS, [&](PyObject* tensor) { return flat->tensors.emplace_back(tensor, THPVariable_Unpack(tensor)), true; });
@@ -366,7 +351,6 @@ namespace cudal1 {
 bool add_guard_type(PyObject* module) {
   PyObject* type = PyType_FromSpec(&guard_spec);
   if (type == nullptr) return false;
-  start_telling();
   guard_type = reinterpret_cast<PyTypeObject*>(type);  // lives as long as the process
   return PyModule_AddObjectRef(module, "Guard", type) == 0;
 }
