@@ -80,6 +80,7 @@ def _search(parser: argparse.ArgumentParser) -> None:
 
 def _cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: TORCH_CUDAL1_CACHE_DIR or ~/.cache/torch_cudal1")
+    parser.add_argument("--offline", action="store_true", default=None, help="open no connection, whatever the settings say")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +138,7 @@ _COMMANDS = (
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
     _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
 )
-_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir")
+_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ __all__ = [
     "ProgramError",
     "SandboxError",
     "SettingError",
+    "SupplyError",
     "TargetError",
 ]
 
@@ -89,6 +90,17 @@ class CacheMissError(Cudal1Error, LookupError):
             f"no cached decision for region {self.key[:12]} ({self.where}) and on_miss='error'; "
             "run `cudal1 warmup TARGET` on this machine, or set on_miss='baseline'"
         )
+
+
+class SupplyError(Cudal1Error, ValueError):
+    """A file that carries decisions (bundle, lock) cannot be used: which file, by which rule, what was found. Nothing was changed."""
+
+    def __init__(self, path: object, rule: str, found: str) -> None:
+        self.path, self.rule, self.found = str(path), rule, found
+        super().__init__(self.path, rule, found)
+
+    def __str__(self) -> str:
+        return f"{self.path} refused by rule {self.rule!r}: {self.found}"
 
 
 class TargetError(Cudal1Error, ValueError):

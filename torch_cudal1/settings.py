@@ -39,6 +39,7 @@ class Settings:
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
+    - offline: nothing of ours opens a connection; what is not on this machine is a miss.
     - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
     """
 
@@ -55,6 +56,7 @@ class Settings:
     autotune: bool = False
     candidate_timeout_s: float = 120.0
     memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
+    offline: bool = False
     unsafe_sandbox: bool = False
 
     def __post_init__(self) -> None:
@@ -72,7 +74,7 @@ class Settings:
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
-        for name in ("enabled", "assume_finite", "autotune", "unsafe_sandbox"):
+        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())

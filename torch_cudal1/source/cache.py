@@ -34,7 +34,7 @@ from torch_cudal1.source.store import (
     write_file,
 )
 
-__all__ = ["Broken", "Found", "Hit", "LocalCache", "LockState", "NotStored", "Purged", "Stored", "stale_reason"]
+__all__ = ["Broken", "Found", "Hit", "LocalCache", "LockState", "NotStored", "Purged", "Stored", "decode_alias", "stale_reason"]
 
 _VERSION = "v1"
 _ENTRY_LIMIT_BYTES = 4 << 30
@@ -206,15 +206,17 @@ def _read_entry(path: Path, root: Path) -> Entry | Miss:
 
 def _read_alias(path: Path, root: Path) -> dict[str, Any] | Miss:
     data = read_file(path, _ALIAS_LIMIT_BYTES)
-    if isinstance(data, Miss):
-        return data
+    return data if isinstance(data, Miss) else decode_alias(data, path.relative_to(root / _VERSION / "alias").parts)
+
+
+def decode_alias(data: bytes, place: tuple[str, ...]) -> dict[str, Any] | Miss:
+    """The object in an alias file's bytes, if they belong where they lie: `place` is (family, contract, name[:2], file name)."""
     try:
         record = json.loads(data)
         body = record["body"]
         if record["digest"] != digest_of(body):
             return Miss("unreadable: digest differs")
-        here = path.relative_to(root / _VERSION / "alias").parts
-        if here != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
+        if place != (body["family"], body["contract"], body["name"][:2], f"{body['name']}.json"):
             return Miss(f"unreadable: it holds the alias {body['name']!r} of {body['family']}")
         value = unplain(body["value"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
