@@ -32,7 +32,7 @@ from torch_cudal1.program.check import is_random_program
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 
-__all__ = ["Bound", "Unbound", "bind", "captured_regions", "weights_of"]
+__all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
 
 _GATE_BUDGET_S = 3.0
 
@@ -77,7 +77,7 @@ def bind(
     if isinstance(held, guard.Refusal):
         return Unbound(held.reason)
     try:
-        flat, traced = _captured(module, args, dict(kwargs))
+        flat, traced = captured(module, args, dict(kwargs))
         lowered = [_lower(graph, module) for graph in traced.graphs]
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
@@ -117,10 +117,10 @@ def weights_of(module: torch.nn.Module) -> frozenset[int]:
 
 def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
     """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
-    return tuple(_lower(graph, module).region for graph in _captured(module, args, dict(kwargs or {}))[1].graphs)
+    return tuple(_lower(graph, module).region for graph in captured(module, args, dict(kwargs or {}))[1].graphs)
 
 
-def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, Traced]:
+def captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, Traced]:
     """The call in flat form, and its graphs. Raises NotLowerableError for a call that a graph cannot repeat."""
     copied = stand_in(module)
     held = guard.bind(copied)

@@ -59,13 +59,14 @@ class CandidateFailure(SandboxError):
 class Child:
     """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
 
-    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = ()) -> None:
+    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = WORKER) -> None:
         """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
 
         `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
+        `worker`: the module of this package that serves in it.
         """
         self.limits = limits
-        self._under = tuple(under)
+        self._under, self._worker = tuple(under), worker
         self.confinement = _confinement(limits)
         try:
             self._begin(contract)
@@ -177,7 +178,7 @@ class Child:
         self.confinement = replace(self.confinement, uid=uid)
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        command = [*self._under, sys.executable, "-P", "-m", WORKER, str(theirs.fileno())]
+        command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
         try:
             self._process = launch(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:

@@ -33,7 +33,7 @@ from torch_cudal1.judge.transport import present, read_program, write_payloads
 from torch_cudal1.program.execute import Runner
 from torch_cudal1.program.schedule import build as build_runner
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "Request", "Session", "Verb", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
 
@@ -228,7 +228,8 @@ def _build(session: Session, request: Request) -> dict[str, Any]:
     return {"program": built.to_json(), "payloads": write_payloads(built, Path(request["path"]))}
 
 
-VERBS: dict[str, Callable[[Session, Request], dict[str, Any]]] = {
+Verb: TypeAlias = Callable[[Session, Request], dict[str, Any]]
+VERBS: dict[str, Verb] = {
     "hello": _hello,
     "load": _load,
     "read_source": _read_source,
@@ -250,7 +251,7 @@ VERBS: dict[str, Callable[[Session, Request], dict[str, Any]]] = {
 }
 
 
-def main(fd: int) -> None:
+def main(fd: int, verbs: Mapping[str, Verb] = VERBS) -> None:
     """Serve requests on the inherited socket until the parent hangs up."""
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
@@ -260,13 +261,13 @@ def main(fd: int) -> None:
             request = channel.receive()
         except EOFError:
             return
-        answer = _serve(session, request)
+        answer = _serve(session, request, verbs)
         channel.send({"nonce": request.get("nonce"), **answer})
 
 
-def _serve(session: Session, request: Request) -> dict[str, Any]:
+def _serve(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict[str, Any]:
     try:
-        return VERBS[request["verb"]](session, request)
+        return verbs[request["verb"]](session, request)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return {"error": f"out of memory: {error}", "detector": "resource"}
     except PermissionError as error:  # what the sandbox refuses
