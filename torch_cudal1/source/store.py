@@ -2,19 +2,26 @@
 
 Concurrency: a writer holds the file's lock (flock, so a dead process holds nothing), writes a temporary file beside it, syncs it
 and renames it over the name. Readers take no lock: they see the old file, the new one, or none. Whoever gets a file's lock may
-therefore delete the temporary files of that name. What the files mean is not known here.
+therefore delete the temporary files of that name, and the next writer of the name does. Where a file system has no locks the
+rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a skewed one changes nothing.
+
+A network file system may answer that a handle is stale, or that a rename failed which took place: the first is tried again, the
+second is seen by reading the file. What the files mean is not known here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from torch_cudal1.records import Miss
 
@@ -22,6 +29,9 @@ __all__ = ["LockState", "NotStored", "Stored", "files_under", "hold", "read_file
 
 _WRITE_LOCK_S = 30.0  # a writer holds it for milliseconds; longer means a frozen process or a sick file system
 _TEMPORARY = ".tmp"
+_TRANSIENT = (errno.ESTALE, errno.ENOENT)  # a handle gone stale, a folder just removed by someone else
+_PAUSES_S = (0.02, 0.2)  # before the second and the third attempt
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -49,22 +59,16 @@ class LockState:
 def write_file(path: Path, data: bytes) -> Stored | NotStored:
     """Replace `path` by `data` in one step. Any refusal of the file system (read-only, full, quota, ...) is a NotStored."""
     try:
-        _make_folder(path.parent)
-        with FileLock(_lock_path(path), timeout=_WRITE_LOCK_S):
-            _replace(path, data)
-    except (OSError, NotImplementedError) as error:  # NotImplementedError: filelock on a file system without flock
-        return NotStored(f"{type(error).__name__}: {error}")
+        _patiently(lambda: _write(path, data))
+    except OSError as error:
+        return NotStored(f"{path} was not written: {type(error).__name__}: {error}")
     return Stored(path)
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes | Miss:
     """The bytes of `path`: Miss("absent") when there is no such file, Miss("unreadable: ...") when it is too large or refused."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit_bytes:
-                return Miss(f"unreadable: {size} bytes, expected at most {limit_bytes}")
-            return file.read(limit_bytes)
+        return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
     except (FileNotFoundError, NotADirectoryError):
         return Miss("absent")
     except OSError as error:
@@ -117,6 +121,44 @@ def _make_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} is a file, expected a folder")
 
 
+def _patiently(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIENT) -> _T:
+    """What `attempt` returns; made again where a network file system fails for a moment. Raises its last OSError."""
+    for pause_s in _PAUSES_S:
+        try:
+            return attempt()
+        except OSError as error:
+            if error.errno not in transient:
+                raise
+            time.sleep(pause_s)
+    return attempt()
+
+
+def _read(path: Path, limit_bytes: int) -> bytes | Miss:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit_bytes:
+            return Miss(f"unreadable: {size} bytes, expected at most {limit_bytes}")
+        return file.read(limit_bytes)
+
+
+def _write(path: Path, data: bytes) -> None:
+    _make_folder(path.parent)
+    lock = FileLock(_lock_path(path))
+    try:
+        lock.acquire(timeout=_WRITE_LOCK_S)
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError):  # no locks here: a name of its own and the rename keep the file whole without
+        return _replace(path, data)
+    try:
+        for left in path.parent.glob(f".{path.name}.*{_TEMPORARY}"):  # no living writer has it: this one holds the lock
+            with contextlib.suppress(OSError):
+                left.unlink()
+        return _replace(path, data)
+    finally:
+        lock.release()
+
+
 def _lock_path(path: Path) -> str:
     return str(path.absolute().with_suffix(".lock"))
 
@@ -128,7 +170,11 @@ def _replace(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError:  # NFS sends a rename again when the answer was lost, and the second one fails
+            if temporary.exists() or read_file(path, len(data)) != data:
+                raise
     finally:
         with contextlib.suppress(OSError):  # gone after a rename; a disk that refuses even this is purge's work
             temporary.unlink(missing_ok=True)
