@@ -20,7 +20,7 @@ from tests.program.test_cubin import build  # noqa: F401  (fixtures, here and be
 from tests.program.test_driver import add, cuda, number, pointer, recorder_path  # noqa: F401
 from torch_cudal1 import native
 from torch_cudal1.errors import DriverError, NotLowerableError
-from torch_cudal1.program import cudagraph, driver
+from torch_cudal1.program import cudagraph
 from torch_cudal1.program.cudagraph import GraphedRunner, _Captured, _strided_copy
 
 CPU = torch.device("cpu")
@@ -207,7 +207,7 @@ def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
 
 def test_without_the_extension_or_a_handle_python_replays_and_says_why(monkeypatch):
     runner = GraphedRunner(function, frozenset([0]), CPU)
-    monkeypatch.setattr(driver, "replay_addresses", lambda device: "no CUDA driver: none here")
+    monkeypatch.setattr(cudagraph, "replay_addresses", lambda device: "no CUDA driver: none here")
     monkeypatch.setattr(cudagraph.native, "extension", lambda: SimpleNamespace())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph_exec=None))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

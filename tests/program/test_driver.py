@@ -22,7 +22,7 @@ import torch
 
 from tests.program.test_cubin import ADD, HIDDEN, POINTERS, build  # noqa: F401  (build is a fixture)
 from torch_cudal1.errors import DriverError, ProgramError
-from torch_cudal1.program import driver
+from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.driver import driver_status, prepare_launch
 from torch_cudal1.program.execute import interpret
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
@@ -66,7 +66,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copy(recorder_path, fresh)  # a copy has its own counters
     state = SimpleNamespace(capability=(9, 0), capturing=False, stream=STREAM)
     monkeypatch.setattr(driver, "_LIBRARY", str(fresh))
-    monkeypatch.setattr(driver, "_STREAM_LIBRARY", str(fresh))
+    monkeypatch.setattr(addresses, "_STREAM_LIBRARY", str(fresh))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -74,7 +74,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=state.stream + device.index))
     driver._open_library.cache_clear()
-    driver._driver.cache_clear()
+    driver.opened.cache_clear()
     library = driver._open_library()
     for place, size in enumerate(SIZES):
         (ctypes.c_int * 32).in_dll(library, "param_sizes")[place] = size
@@ -82,7 +82,7 @@ def cuda(recorder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     state.library = library
     yield state
     driver._open_library.cache_clear()
-    driver._driver.cache_clear()
+    driver.opened.cache_clear()
 
 
 def number(cuda: Any, name: str) -> int:

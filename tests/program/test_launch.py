@@ -30,7 +30,7 @@ from tests.program.test_driver import (  # noqa: F401
 )
 from torch_cudal1 import native
 from torch_cudal1.errors import DriverError, ProgramError
-from torch_cudal1.program import driver
+from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.compiled import NotCompiled, compile_program
 from torch_cudal1.program.execute import interpret, prepare
 from torch_cudal1.program.model import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
@@ -340,9 +340,9 @@ def test_a_pytorch_that_cannot_name_its_stream_is_a_reason_not_a_crash(cuda, add
     def compiled() -> Any:
         return compile_program(program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU))
 
-    monkeypatch.setattr(driver, "_STREAM_FUNCTION", "no_such_function")
+    monkeypatch.setattr(addresses, "_STREAM_FUNCTION", "no_such_function")
     assert "no_such_function" in compiled().reason
-    monkeypatch.setattr(driver, "_STREAM_LIBRARY", "libtorch_that_is_not_there.so")
+    monkeypatch.setattr(addresses, "_STREAM_LIBRARY", "libtorch_that_is_not_there.so")
     assert "is not loaded" in compiled().reason
 
 

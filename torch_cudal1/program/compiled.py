@@ -14,7 +14,7 @@ import torch
 
 from torch_cudal1 import native
 from torch_cudal1.errors import ProgramError
-from torch_cudal1.program import driver
+from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, Step, Value, step_outs
 
@@ -65,13 +65,13 @@ def compile_program(program: Program, device: torch.device, *, load: Load | None
     outputs = _inline(program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values)))
     loaded = [(load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None for s in flat.steps]
     kernels = [one for one in loaded if one is not None]
-    addresses = driver.addresses(kernels[0]) if kernels else None
-    if isinstance(addresses, str):
-        return NotCompiled(addresses)
+    found = addresses.launch_addresses(kernels[0]) if kernels else None
+    if isinstance(found, str):
+        return NotCompiled(found)
     steps = [_packed(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)]
     dying = _dying([_as_step(step) for step in flat.steps], kept={*range(flat.inputs + len(constants)), *outputs})
     plan = list(zip(steps, dying, strict=True))
-    arguments = (flat.inputs, flat.values, tuple(constants), tuple(outputs), device, addresses, tuple(plan), Value, driver.explain)
+    arguments = (flat.inputs, flat.values, tuple(constants), tuple(outputs), device, found, tuple(plan), Value, addresses.explain)
     try:
         return extension.Plan(*arguments)
     except NotImplementedError as reason:
@@ -128,7 +128,7 @@ def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device)
         return ("aten", f"{namespace}::{name}", "" if overload == "default" else overload, args, kwargs, step.outs, step.many)
     if kernel is None:
         raise ProgramError("launch", f"kernel {step.launch.symbol!r} was not loaded")
-    return ("launch", *driver.packed(kernel))
+    return ("launch", *addresses.packed(kernel))
 
 
 def _placed(arg: Any, device: torch.device) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from torch_cudal1 import native
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.program import driver
+from torch_cudal1.program.addresses import fail, replay_addresses
 from torch_cudal1.program.execute import Runner
 
 __all__ = ["GraphedRunner"]
@@ -75,11 +75,11 @@ class GraphedRunner:
             self.interpreted = native.status()[1]
         elif not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
             self.interpreted = f"torch {torch.__version__} does not tell the handle of a captured graph"
-        elif isinstance(addresses := driver.replay_addresses(self._device), str):
+        elif isinstance(addresses := replay_addresses(self._device), str):
             self.interpreted = addresses
         else:
             static, kept = tuple(sorted(self._static)), _KEPT_GRAPHS
-            self._replay = extension.Replay(self._uncaptured, driver.fail, inputs, static, self._device, addresses, kept)
+            self._replay = extension.Replay(self._uncaptured, fail, inputs, static, self._device, addresses, kept)
 
     def _uncaptured(self, inputs: Sequence[torch.Tensor], capturing: bool) -> list[torch.Tensor | None]:
         """A call that the C++ form does not serve: nothing was captured at these addresses, or the user is capturing."""

@@ -1,9 +1,9 @@
 """Launches cubins through the CUDA driver API with ctypes: no compiler, no extension and no Triton at run time.
 
 `load_launch` checks the machine code against the plan and loads it, before any CUDA graph capture. `prepare_launch` makes a
-callable of it that only writes pointers and launches on PyTorch's current stream, so it can be captured; `packed` and `addresses`
-tell the C++ executor the same launch, and `explain` raises its failures. Nothing here checks that a kernel stays inside its buffers
-(the judge does), and nothing is ever unloaded: a captured graph may still hold the kernel.
+callable of it that only writes pointers and launches on PyTorch's current stream, so it can be captured; `addresses.py` tells C++
+the same. Nothing here checks that a kernel stays inside its buffers (the judge does), and nothing is ever unloaded: a captured
+graph may still hold the kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,21 +23,9 @@ from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.model import Launch, LaunchArg, Value
 
-__all__ = [
-    "Loaded",
-    "addresses",
-    "driver_status",
-    "explain",
-    "fail",
-    "load_launch",
-    "packed",
-    "prepare_launch",
-    "replay_addresses",
-    "timer_addresses",
-]
+__all__ = ["ALIGNMENT", "LAUNCH_HINT", "Driver", "Frame", "Loaded", "driver_status", "load_launch", "opened", "prepare_launch"]
 
 _LIBRARY = "libcuda.so.1"
-_STREAM_LIBRARY, _STREAM_FUNCTION = "libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"  # of PyTorch's stable C interface
 # All exist since driver 11.8; torch >= 2.11 needs a newer one anyway. cuFuncLoad (12.4) is used where it exists.
 _NEEDED = (
     "cuInit",
@@ -58,10 +45,10 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 8, 14
 _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE, _SPREAD = 4, 5, 1
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
-_ALIGNMENT = 16  # bytes; what Triton assumes of a pointer with tt.divisibility
+ALIGNMENT = 16  # bytes; what Triton assumes of a pointer with tt.divisibility
 
 _LOAD_HINT = "the cubin does not suit this GPU or driver; run `cudal1 warmup` on this machine"
-_LAUNCH_HINT = "an earlier kernel may have failed: CUDA_LAUNCH_BLOCKING=1 shows which"
+LAUNCH_HINT = "an earlier kernel may have failed: CUDA_LAUNCH_BLOCKING=1 shows which"
 
 _CTYPES: dict[str, Any] = {
     "ptr": ctypes.c_uint64,
@@ -105,7 +92,7 @@ def driver_status() -> tuple[bool, str]:
 class Loaded:
     """A launch whose kernel is loaded and ready on device `index`, in PyTorch's context there."""
 
-    driver: _Driver
+    driver: Driver
     context: ctypes.c_void_p
     function: ctypes.c_void_p
     launch: Launch
@@ -123,7 +110,7 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
     if not torch.cuda.is_available():
         raise DriverError("torch.cuda.is_available", "False", "this PyTorch sees no GPU")
     torch.cuda.init()  # PyTorch goes first: it owns the primary context and refuses a forked child
-    driver = _driver()
+    driver = opened()
     index = torch.cuda.current_device() if device.index is None else device.index
     image = bytes(cubin.detach().cpu().contiguous().numpy())
     major, minor = torch.cuda.get_device_capability(index)
@@ -142,7 +129,7 @@ def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) ->
     """
     loaded = load_launch(cubin, launch, device)
     driver, context, function, index = loaded.driver, loaded.context, loaded.function, loaded.index
-    frames, place = _Frame(launch), torch.device("cuda", index)
+    frames, place = Frame(launch), torch.device("cuda", index)
     start, current_stream = driver.library.cuLaunchKernelEx, torch.cuda.current_stream
 
     def run(values: Sequence[Any]) -> None:
@@ -156,132 +143,9 @@ def prepare_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) ->
             with driver.current(context):
                 status = start(frame.config_pointer, function, frame.parameters, None)
         if status:
-            driver.fail("cuLaunchKernelEx", status, f"kernel {launch.symbol!r}; {_LAUNCH_HINT}")
+            driver.fail("cuLaunchKernelEx", status, f"kernel {launch.symbol!r}; {LAUNCH_HINT}")
 
     return run
-
-
-# --- for the C++ executor (csrc/launch.h)
-
-
-def addresses(loaded: Loaded) -> tuple[int, ...] | str:
-    """The context, and where the functions lie that a launch calls; or why PyTorch's current stream cannot be asked from C."""
-    stream = _stream_function()
-    if isinstance(stream, str):
-        return stream
-    names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
-    library = loaded.driver.library
-    graphs = [_address_of(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
-    return (loaded.context.value or 0, *(_address_of(library, name) for name in names), stream, *graphs)
-
-
-# What several launches in one CUDA graph need (since driver 12.0); without one of them they are launched one by one.
-_GRAPHS = (
-    "cuStreamIsCapturing",
-    "cuGraphLaunch",
-    "cuGraphCreate",
-    "cuGraphAddKernelNode_v2",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphExecKernelNodeSetParams_v2",
-    "cuGraphExecDestroy",
-    "cuGraphDestroy",
-)
-_REPLAY = (
-    "cuMemcpyDtoDAsync_v2",
-    "cuGraphLaunch",
-    "cuStreamIsCapturing",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuStreamWaitEvent",
-)
-
-
-_TIMER = (
-    "cuCtxSynchronize",
-    "cuMemsetD8Async",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventElapsedTime",
-    "cuEventDestroy_v2",
-)
-
-
-def replay_addresses(device: torch.device) -> tuple[int, ...] | str:
-    """The context of `device`, and where the functions lie that a graph replay calls (csrc/replay.cpp); or why there are none."""
-    return _addresses_on(device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY)
-
-
-def timer_addresses(device: torch.device) -> tuple[int, ...] | str:
-    """The same for a timer (csrc/timer.cpp)."""
-    return _addresses_on(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
-
-
-def _addresses_on(device: torch.device, before: Sequence[str], after: Sequence[str]) -> tuple[int, ...] | str:
-    """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are none."""
-    usable, reason = driver_status()
-    if not usable:
-        return reason
-    stream = _stream_function()
-    if isinstance(stream, str):
-        return stream
-    driver = _driver()
-    missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
-    if missing:
-        return f"the CUDA driver lacks {', '.join(missing)}; update it"
-    context = driver.context(torch.cuda.current_device() if device.index is None else device.index)
-    first, last = ([_address_of(driver.library, name) for name in names] for names in (before, after))
-    return (context.value or 0, *first, stream, *last)
-
-
-def fail(call: str, result: int) -> NoReturn:
-    """Raise the DriverError of a driver function that answered `result`."""
-    _driver().fail(call, result, _LAUNCH_HINT)
-
-
-def _address_of(library: Any, name: str) -> int:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-
-
-def _stream_function() -> int | str:
-    """Where PyTorch's C function lies that tells its current stream, or why it is not there."""
-    try:
-        torch_cuda = ctypes.CDLL(_STREAM_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-    except OSError as error:
-        return f"{_STREAM_LIBRARY} is not loaded in this process: {error}"
-    if not hasattr(torch_cuda, _STREAM_FUNCTION):
-        return f"{_STREAM_LIBRARY} of torch {torch.__version__} has no {_STREAM_FUNCTION}"
-    return _address_of(torch_cuda, _STREAM_FUNCTION)
-
-
-def packed(loaded: Loaded) -> tuple[Any, ...]:
-    """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value, mask) of each pointer)."""
-    launch, frame = loaded.launch, _Frame(loaded.launch)
-    attributes = [(one.id, list(one.value)) for one in frame.attributes]
-    words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]
-    masks = dict.fromkeys(launch.aligned, _ALIGNMENT - 1)
-    pointers = [
-        (position, arg.value.index, masks.get(arg.value.index, 0))
-        for position, arg in enumerate(launch.args)
-        if isinstance(arg.value, Value)
-    ]
-    config = frame.config
-    grid = tuple(config.grid)
-    return launch.symbol, loaded.function.value, grid, config.block[0], config.shared_bytes, attributes, words, pointers
-
-
-def explain(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
-    """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of csrc/launch.h."""
-    where = f"kernel {symbol!r}" if symbol else "the launches of this Program"
-    if kind == 0:
-        raise ProgramError("device", f"{where}: value {value} is absent, expected a tensor on the Program's device")
-    if kind == 1:
-        raise ProgramError("device", f"{where}: value {value} is on device {detail}, expected the Program's device")
-    if kind == 2:
-        raise ProgramError("alignment", f"{where}: value {value} starts at {detail:#x}, expected a multiple of {_ALIGNMENT} bytes")
-    if kind == 4:
-        raise DriverError(_STREAM_FUNCTION, f"error {detail}", f"{where}: PyTorch has no current stream on device {value}")
-    call = "cuLaunchKernelEx" if kind == 3 else "cuCtxGetCurrent"
-    _driver().fail(call, detail, f"{where}; {_LAUNCH_HINT}")
 
 
 def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
@@ -290,12 +154,12 @@ def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> in
         raise ProgramError("device", f"kernel {symbol!r}: value {number} is {place}, expected a tensor on cuda:{index}")
     address = int(tensor.data_ptr())
     if address & mask:
-        expected = f"expected a multiple of {_ALIGNMENT} bytes"
+        expected = f"expected a multiple of {ALIGNMENT} bytes"
         raise ProgramError("alignment", f"kernel {symbol!r}: value {number} starts at {address:#x}, {expected}")
     return address
 
 
-class _Frame(threading.local):
+class Frame(threading.local):
     """One thread's parameter block and launch configuration; a call only rewrites the pointers and the stream.
 
     The driver copies parameters before it returns, so one block per thread is enough.
@@ -304,7 +168,7 @@ class _Frame(threading.local):
     def __init__(self, launch: Launch) -> None:
         slots = [_slot(arg) for arg in launch.args]
         self.pointers = [
-            (slot, arg.value.index, _ALIGNMENT - 1 if arg.value.index in launch.aligned else 0)
+            (slot, arg.value.index, ALIGNMENT - 1 if arg.value.index in launch.aligned else 0)
             for slot, arg in zip(slots, launch.args, strict=True)
             if isinstance(arg.value, Value)
         ]
@@ -354,7 +218,7 @@ def _open_library() -> Any:
     return ctypes.CDLL(_LIBRARY)
 
 
-class _Driver:
+class Driver:
     """The driver library with PyTorch's contexts and the modules loaded so far, for the life of the process."""
 
     def __init__(self, library: Any) -> None:
@@ -435,5 +299,6 @@ class _Driver:
 
 
 @functools.cache
-def _driver() -> _Driver:
-    return _Driver(_open_library())
+def opened() -> Driver:
+    """The driver of this process. Raises OSError without the library, DriverError if it cannot start."""
+    return Driver(_open_library())

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from torch_cudal1 import native
-from torch_cudal1.program import driver
+from torch_cudal1.program.addresses import fail, timer_addresses
 
 __all__ = ["Timer", "timer"]
 
@@ -36,8 +36,8 @@ def timer(device: torch.device) -> Timer | str:
     addresses: tuple[int, ...] | str | None = None
     index = 0
     if device.type == "cuda":
-        addresses, index = driver.timer_addresses(device), torch.cuda.current_device() if device.index is None else device.index
+        addresses, index = timer_addresses(device), torch.cuda.current_device() if device.index is None else device.index
     if isinstance(addresses, str):
         return addresses
-    made: Timer = extension.Timer(addresses, index, driver.fail)
+    made: Timer = extension.Timer(addresses, index, fail)
     return made
