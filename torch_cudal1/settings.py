@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from torch_cudal1.errors import SettingError
 
-__all__ = ["PREFIX", "Settings", "inherited_environment", "process_environment"]
+__all__ = ["PREFIX", "Settings", "default_key_folder", "inherited_environment", "process_environment"]
 
 PREFIX = "TORCH_CUDAL1_"
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 def _default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "torch_cudal1"
+
+
+def default_key_folder() -> Path:
+    """Where `cudal1 keys new` puts private keys: beside the user's other configuration, never in a cache."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "torch_cudal1" / "keys"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +48,15 @@ class Settings:
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
     - offline: nothing of ours opens a connection; what is not on this machine is a miss.
+    - record: the file to which every process appends the forms of the calls it serves (no data), for a later warm-up.
+    - shadow_rate: the share of calls of a swapped region that also run the baseline and are compared with it; 0: none.
+    - on_mismatch: called with the event when such a comparison fails: a function, or "package.module:name".
+    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice; ranks_timeout_s: the longest they wait
+      for each other before all of them take the baseline.
     - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
+    - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge" (judged here first where on_miss
+      is "tune", refused elsewhere) or "signed" (always refused).
+    - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
     """
 
     enabled: bool = True
@@ -58,6 +74,14 @@ class Settings:
     memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
     offline: bool = False
     unsafe_sandbox: bool = False
+    record: Path | None = None
+    shadow_rate: float = 0.0
+    on_mismatch: Callable[[Any], object] | str | None = None
+    ranks_agree: bool = True
+    ranks_timeout_s: float = 60.0
+    trust: Literal["judge", "signed"] = "judge"
+    publishers: Path | None = None
+    revoked: Path | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -66,18 +90,30 @@ class Settings:
             ("min_saving_us", 0.0, 1e6),
             ("candidate_timeout_s", 1.0, 1e5),
             ("memory_limit_gib", 0.0, 1e5),
+            ("shadow_rate", 0.0, 1.0),
+            ("ranks_timeout_s", 0.0, 1e5),
         ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
                 raise SettingError(name, value, f"a number from {low:g} to {high:g}")
-        for name in ("on_miss", "strictness", "precision"):
+        for name in ("on_miss", "strictness", "precision", "trust"):
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
-        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox"):
+        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox", "ranks_agree"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
+        called = self.on_mismatch
+        if not (called is None or callable(called) or (isinstance(called, str) and _FUNCTION.fullmatch(called))):
+            raise SettingError("on_mismatch", called, "a function, or the name of one as 'package.module:name'")
+        if self.record is not None:
+            object.__setattr__(self, "record", Path(self.record).expanduser())
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+        for name in ("publishers", "revoked"):
+            if (given := getattr(self, name)) is not None:
+                if not str(given):
+                    raise SettingError(name, given, "the path of a TOML file, or None")
+                object.__setattr__(self, name, Path(given).expanduser())
         object.__setattr__(self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches))
 
     @classmethod
@@ -129,8 +165,10 @@ def _literal(name: str) -> Any:
 
 def _parse(name: str, text: str) -> Any:
     default = getattr(Settings, name, None)
-    if name == "cache_dir":
+    if name in ("cache_dir", "record"):
         return Path(text)
+    if name in ("publishers", "revoked"):
+        return Path(text) if text else None
     if name == "read_only_caches":
         return tuple(Path(part) for part in text.split(os.pathsep) if part)
     if isinstance(default, bool):
