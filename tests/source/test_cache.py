@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import multiprocessing
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -343,31 +342,6 @@ def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(cache: LocalCache, 
     assert len(cache.purge(lambda entry: False).leftovers) == (0 if moment == "unlink" else 1)
     assert leftovers(cache.root) == []
     assert isinstance(cache.put(make_entry(package="again")), Stored)
-
-
-def test_twenty_kills_at_random_moments_never_leave_half_an_entry(cache: LocalCache) -> None:
-    path = entry_path(cache.root, KEY, HERE, CONTRACT)
-    big = program().with_constant("big", torch.arange(500_000, dtype=torch.int32))
-    entry = make_entry(choice=Candidate(big, "eager", "rewrites"))
-    data = encode_entry(entry)
-    generator = random.Random(1)
-
-    def write_forever() -> None:
-        while True:
-            write_file(path, data)
-            os.unlink(path)
-
-    for _ in range(20):
-        with child(write_forever) as pid:
-            time.sleep(generator.uniform(0.005, 0.05))
-            os.kill(pid, signal.SIGKILL)
-        after = cache.get(KEY, HERE, CONTRACT)
-        assert isinstance(after, Hit) or after == Miss("absent"), after
-        assert cache.verify() == ()
-    abandoned = len(leftovers(cache.root))
-    assert abandoned, "no kill hit a write: the test showed nothing"
-    assert len(cache.purge(lambda entry: False).leftovers) == abandoned
-    assert leftovers(cache.root) == []
 
 
 def test_purge_leaves_the_temporary_file_of_a_living_writer(cache: LocalCache, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from torch_cudal1.records import Miss
 
@@ -146,9 +146,7 @@ def _write(path: Path, data: bytes) -> None:
     lock = FileLock(_lock_path(path))
     try:
         lock.acquire(timeout=_WRITE_LOCK_S)
-    except Timeout:
-        raise
-    except (OSError, NotImplementedError):  # no locks here: a name of its own and the rename keep the file whole without
+    except (OSError, NotImplementedError):  # no locks here, or a frozen writer: own name and rename keep the file whole without
         return _replace(path, data)
     try:
         for left in path.parent.glob(f".{path.name}.*{_TEMPORARY}"):  # no living writer has it: this one holds the lock
