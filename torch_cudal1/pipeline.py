@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -32,7 +32,7 @@ from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
-__all__ = ["Choice", "Progress", "choose", "end_to_end_name", "tune"]
+__all__ = ["Choice", "Progress", "choose", "end_to_end_name", "tune", "tune_with"]
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
@@ -101,20 +101,60 @@ def tune(
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
-    best, tried = _Best(ranking.best, None), []
-    for candidate in itertools.chain(known, _candidates(region, variant, place, ranking, job, deadline)):
+    candidates = itertools.chain(known, _candidates(region, variant, place, ranking, job, deadline))
+    return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+
+
+@judge.kept_warm()
+def tune_with(
+    region: Region,
+    place: Place,
+    programs: Sequence[tuple[Program, tuple[str, ...]]],
+    *,
+    origin: str,
+    examples: Sequence[torch.Tensor] | None = None,
+    progress: Progress | None = None,
+) -> Entry:
+    """Race the baselines, then judge `programs` (each with its techniques) under the best schedules, and propose nothing else.
+
+    The entry is not yet stored; its choice is a baseline where none was accepted.
+    """
+    observe.count("regions_tuned")
+    say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
+    job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
+    say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
+    ranking = judge.rank_baselines(region, _schedules(place), job)
+    candidates = compose(programs, _fastest_first(ranking), origin=origin)
+    return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+
+
+@dataclass(frozen=True)
+class _Race:
+    """What candidates are judged against, and until when."""
+
+    ranking: judge.Ranking
+    job: judge.Job
+    deadline: float
+    say: Progress
+
+
+def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Rejected], race: _Race) -> Entry:
+    """Judge candidates until they or the budget run out; the entry of the best."""
+    best, tried = _Best(race.ranking.best, None), []
+    for candidate in candidates:
         if isinstance(candidate, Rejected):
             tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
             continue
-        if time.monotonic() > deadline:
+        if time.monotonic() > race.deadline:
             tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
-        say(f"judging {candidate.label}", min(1.0, 1 - (deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)))
-        judgement = judge.judge(region, candidate, ranking, job)
+        left = (race.deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)
+        race.say(f"judging {candidate.label}", min(1.0, 1 - left))
+        judgement = judge.judge(region, candidate, race.ranking, race.job)
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
-    say("decided", 1.0)
-    return _entry(region, place, best, ranking, tried)
+    race.say("decided", 1.0)
+    return _entry(region, place, best, race.ranking, tried)
 
 
 def _entry(region: Region, place: Place, best: _Best, ranking: judge.Ranking | None, tried: Sequence[Mapping[str, Any]]) -> Entry:
