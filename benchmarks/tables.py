@@ -22,6 +22,7 @@ _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernel
 _WARM = "h200-warm-start.json"
 _OVERHEAD = ("h200-overhead.json", "h200-overhead-earlier.json")
 _REPEATED = "h200-repeatability.json"
+_CACHE = ("cpu-cache.json",)
 _OURS = "cudal1.accelerate"
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
 
@@ -35,12 +36,19 @@ def render(results: Path) -> str:
     for name in _OVERHEAD:
         lines += _overhead(name, load(results / name))
     lines += _repeated(_REPEATED, load(results / _REPEATED))
+    for name in _CACHE:
+        lines += _cache(name, load(results / name))
     return "\n".join(lines)
 
 
 def _heading(name: str, found: Mapping[str, Any]) -> list[str]:
     where = found["environment"]
-    machine = f"{where['gpu']}, driver {where['gpu_state']['driver_version']}, torch {where['torch']}, Triton {where['triton']}"
+    device = (
+        f"{where['gpu']}, driver {where['gpu_state']['driver_version']}"
+        if where["gpu"]
+        else f"{where['cores']} cores of {where['cpu']}"
+    )
+    machine = f"{device}, torch {where['torch']}, Triton {where['triton']}"
     return [f"`benchmarks/results/{name}`: {machine}, Python {where['python']}.", f"Made by `{found['command']}`.", ""]
 
 
@@ -89,6 +97,14 @@ def _repeated(name: str, found: Mapping[str, Any]) -> list[str]:
         times = ", ".join(f"{row['us'][kind]:.1f}" for kind in ("cold", "hot"))
         apart = ", ".join(f"{value:.2%}" for value in row["twice"].values())
         lines.append(f"| {row['kernel']} | {row['trials']}, {row['faster']} | {times} | {apart} |")
+    return [*lines, ""]
+
+
+def _cache(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| cache | median, µs | 10 % to 90 %, µs | limit, µs |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        limit = "" if row["limit_us"] is None else f"{row['limit_us']:.0f}"
+        lines.append(f"| {row['name']} | {row['median_us']:.0f} | {row['p10_us']:.0f} to {row['p90_us']:.0f} | {limit} |")
     return lines
 
 

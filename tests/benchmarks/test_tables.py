@@ -19,6 +19,7 @@ NAMED_BY = {
     "warm_start": ("model", "contender"),
     "overhead": ("name",),
     "repeatability": ("kernel",),
+    "cache": ("name",),
 }
 
 
