@@ -4,8 +4,11 @@ The header carries one metadata key, "cudal1", with one canonical JSON text (two
 the tensors are the payloads (cubins as uint8, constants) and the golden vectors. Every byte that means something is covered: the
 text by its own sha256, each tensor by a digest in the text. A file that is damaged, foreign or of another format is a `Miss`.
 
+Signatures (`source.signature`) stand in the text beside the digest and sign it: a file without any reads as ever, and adding or
+removing one changes no other byte of the text.
+
 It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it does not prove who wrote the
-file.
+file. Whose signature counts, and whether it fits, is `source.trust`'s to say.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -25,16 +28,39 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.model import Program, canonical_json, tensor_digest
 from torch_cudal1.records import Candidate, Contract, Entry, Miss, Target
+from torch_cudal1.source.signature import Signature, Signer, signatures_from, with_signature
 
-__all__ = ["FORMAT", "METADATA_KEY", "decode_entry", "decode_golden", "digest_of", "encode_entry", "plain", "unplain"]
+__all__ = [
+    "FORMAT",
+    "METADATA_KEY",
+    "Opened",
+    "decode_entry",
+    "decode_golden",
+    "digest_of",
+    "encode_entry",
+    "open_entry",
+    "plain",
+    "sign_entry",
+    "unplain",
+]
 
 FORMAT = 1  # bump when a file of the old form can no longer be read
 METADATA_KEY = "cudal1"
 HEADER_LIMIT_BYTES = 64 << 20  # safetensors itself refuses headers over 100 MB
 _PAYLOAD, _GOLDEN = "payload.", "golden."
+_PRECISIONS = get_args(get_type_hints(Contract)["precision"])
 _NOT_FINITE = ("inf", "-inf", "nan")  # JSON has no such numbers, and a rejected candidate's error often is one
 # What damaged or hostile bytes raise in json, safetensors and the records (RuntimeError: deep nesting, torch.device).
 _DAMAGE = (SafetensorError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A whole file: its Entry, the digest that all of it hangs on, and the signatures over that digest, not yet verified."""
+
+    entry: Entry
+    digest: str
+    signatures: tuple[Signature, ...]
 
 
 def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None) -> bytes:
@@ -56,17 +82,34 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
 
 def decode_entry(data: bytes) -> Entry | Miss:
     """The Entry in `data`, payload tensors in fresh aligned memory; `Miss("unreadable: ...")` for anything else."""
+    opened = open_entry(data)
+    return opened if isinstance(opened, Miss) else opened.entry
+
+
+def open_entry(data: bytes) -> Opened | Miss:
+    """`decode_entry`, with what a vouching needs."""
     try:
-        return _entry_from(*_open(data))
+        header, tensors = _open(data)
+        return Opened(_entry_from(header.body, tensors), header.digest, header.signatures)
     except _DAMAGE as error:
         return Miss(f"unreadable: {type(error).__name__}: {error}")
+
+
+def sign_entry(data: bytes, signer: Signer) -> bytes | Miss:
+    """The same file with `signer`'s signature, in place of an earlier one by the same key; a Miss for what `open_entry` refuses."""
+    opened = open_entry(data)
+    if isinstance(opened, Miss):
+        return opened
+    signatures = with_signature(opened.signatures, signer.sign("entry", opened.digest))
+    text = canonical_json({**_metadata(data).body, "digest": opened.digest, "signatures": [s.to_json() for s in signatures]})
+    return bytes(save(load(data), metadata={METADATA_KEY: text}))
 
 
 def decode_golden(data: bytes) -> dict[str, torch.Tensor] | Miss:
     """The golden vectors in `data` by name (may be none), or a Miss like `decode_entry`."""
     try:
-        meta, tensors = _open(data)
-        return {name: tensors[_GOLDEN + name] for name in meta["golden"]}
+        header, tensors = _open(data)
+        return {name: tensors[_GOLDEN + name] for name in header.body["golden"]}
     except _DAMAGE as error:
         return Miss(f"unreadable: {type(error).__name__}: {error}")
 
@@ -129,18 +172,28 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _open(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    meta = _metadata(data)
+@dataclass(frozen=True)
+class _Header:
+    """The JSON text, taken apart: what the digest covers, and what stands beside it."""
+
+    body: dict[str, Any]
+    digest: str
+    signatures: tuple[Signature, ...]
+
+
+def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
+    header = _metadata(data)
+    meta = header.body
     tensors = {name: tensor.clone() for name, tensor in load(data).items()}  # the file's own offsets are not aligned
     if meta["format"] != FORMAT:
         raise ValueError(f"format {meta['format']!r}, this version reads {FORMAT}")
     for name, digest in meta["golden"].items():
         if tensor_digest(tensors[_GOLDEN + name]) != digest:
             raise ValueError(f"digest of golden vector {name!r} differs")
-    return meta, tensors
+    return header, tensors
 
 
-def _metadata(data: bytes) -> dict[str, Any]:
+def _metadata(data: bytes) -> _Header:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(HEADER_LIMIT_BYTES, len(data) - 8):
         raise ValueError(f"{len(data)} bytes with a header of {size}, expected at most {HEADER_LIMIT_BYTES} within the file")
@@ -150,10 +203,10 @@ def _metadata(data: bytes) -> dict[str, Any]:
     meta = json.loads(held[METADATA_KEY])
     if not isinstance(meta, dict) or canonical_json(meta) != held[METADATA_KEY]:
         raise ValueError("metadata is not a canonical JSON object")
-    digest = meta.pop("digest", None)
+    digest, signatures = meta.pop("digest", None), meta.pop("signatures", None)
     if digest != digest_of(meta):
         raise ValueError("digest of the metadata differs")
-    return meta
+    return _Header(meta, digest, () if signatures is None else signatures_from(signatures))
 
 
 def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry:
@@ -181,7 +234,7 @@ def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry
 
 def _contract_from(data: Mapping[str, Any]) -> Contract:
     precision, finite, version = data["precision"], data["assume_finite"], data["version"]
-    if precision not in get_args(get_type_hints(Contract)["precision"]) or type(finite) is not bool or type(version) is not int:
+    if precision not in _PRECISIONS or type(finite) is not bool or type(version) is not int:
         raise ValueError(f"unknown contract {data!r}")
     return Contract(precision, tuple(map(_text, data["rights"])), finite, version)
 

@@ -17,11 +17,17 @@ __all__ = ["Hit", "Resolved", "Source", "SourceMiss", "resolve"]
 
 @dataclass(frozen=True)
 class Hit:
-    """An entry for the region, where it lies, and why it must be re-validated before use (None: judged on this very machine)."""
+    """An entry for the region, where it lies, and why it must be re-validated before use (None: judged on a machine like this).
+
+    `vouched_by`: who answers for it (`source.trust`). "" for nobody: then `stale` says why, and it must not be run as it is.
+    `digest`: of the whole entry.
+    """
 
     entry: Entry
     where: str
     stale: str | None = None
+    vouched_by: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
