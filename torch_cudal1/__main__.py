@@ -28,9 +28,11 @@ _EPILOG = """\
 TARGET is file.py:callable or package.module:callable returning (module, inputs), a KernelBench-style file (Model, get_inputs,
 get_init_inputs), or a folder of those.
 
-exit codes: 0 all well; 1 something was found wrong (verify: broken entries; explain --fail-on-miss: regions without a decision;
+exit codes: 0 all well; 1 something was found wrong (verify: broken entries; explain --fail-on-miss, coverage, lock: regions without
+a decision; lock --check: a cache that differs; import: a bundle that breaks a rule;
 doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted.
-judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used."""
+judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used.
+import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,12 @@ def _contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--assume-finite", action="store_true", default=None, help="admit rewrites right only without NaN/inf")
 
 
-def _search(parser: argparse.ArgumentParser) -> None:
+def _budget(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", dest="budget_s", type=_seconds, metavar="SECONDS", help="search time per region")
+
+
+def _search(parser: argparse.ArgumentParser) -> None:
+    _budget(parser)
     parser.add_argument("--on-miss", choices=("baseline", "tune", "error"), help="what a region without a stored decision gets")
 
 
@@ -104,7 +110,50 @@ def _key(parser: argparse.ArgumentParser) -> None:
 def _purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything (needs --yes)")
     parser.add_argument("--broken", action="store_true", help="only entries that cannot be read")
+    parser.add_argument("--quarantined", action="store_true", help="no entries: only let quarantined ones (of KEY) run again")
     parser.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
+
+
+def _families(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--family", metavar="FAMILY", action="append", default=[], help="only this one, such as cuda-sm_90; repeatable"
+    )
+
+
+def _lock(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", nargs="*", help="only what these need; without any: everything in the cache")
+    parser.add_argument("--check", action="store_true", help="compare the lock with the cache instead; 1 if they differ")
+    parser.add_argument("--lock", type=Path, default=Path("cudal1.lock"), metavar="PATH", help="the lock (./cudal1.lock)")
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the file to write")
+    parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything")
+    parser.add_argument("--lock", type=Path, metavar="PATH", help="exactly what this lock names, or nothing")
+
+
+def _import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="a file of `cudal1 export`")
+
+
+def _coverage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="WHAT", nargs="+", help="TARGETs, and locks (names that end with .lock)")
+    parser.add_argument("--sku", metavar="NAME", help="the GPU or CPU model there, such as 'NVIDIA H200'; default: any")
+    parser.add_argument("--torch", metavar="VERSION", help="the torch there; default: any")
+
+
+def _import_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", nargs="+", type=Path, help="release file, file with ModelNew, or folder of kernels")
+    parser.add_argument("--reference", type=Path, metavar="REF", help="file or folder with Model, get_inputs, get_init_inputs")
+    parser.add_argument("--level", type=int, metavar="N", help="only tasks of this level of a release file")
+    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N of those tasks")
+    parser.add_argument(
+        "--json", nargs="?", const=True, default=False, type=Path, metavar="OUT", help="results as JSON: to a file, or to stdout"
+    )
+
+
+def _export_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("flashinfer-trace"), metavar="DIR", help="where to (./flashinfer-trace)")
 
 
 def _judge(parser: argparse.ArgumentParser) -> None:
@@ -133,10 +182,34 @@ _COMMANDS = (
         "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)
     ),
     _Command("judge", "judge", "run", "is a ModelNew right, and faster than the best way to run its Model", (_judge, _device)),
+    _Command(
+        "import-kernels",
+        "published",
+        "import_kernels",
+        "judge kernels that others published, lower and store them",
+        (_import_kernels, *_RUN, _budget),
+    ),
+    _Command(
+        "export-kernels",
+        "published",
+        "export_kernels",
+        "write stored decisions for TARGET as FlashInfer-Trace files",
+        (_target, _export_kernels, *_RUN),
+    ),
     _Command("list", "entries", "list_entries", "the entries of the cache", (_cache,)),
     _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
     _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
+    _Command("lock", "supply", "lock", "write or check cudal1.lock: what a cache must hold", (_lock, _families, _training, *_RUN)),
+    _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _cache)),
+    _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
+    _Command(
+        "coverage",
+        "supply",
+        "coverage",
+        "what a deployment will have decided, from files",
+        (_coverage, _families, _training, *_RUN),
+    ),
 )
 _SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline")
 
@@ -161,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
         )
         for add in command.options:
             add(sub)
-        if command.name != "judge":  # which can also write a file
+        if command.name not in ("judge", "import-kernels"):  # which can also write a file
             sub.add_argument("--json", action="store_true", help="one JSON value on stdout instead of text")
         sub.add_argument("--quiet", action="store_true", help="no progress")
         sub.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")

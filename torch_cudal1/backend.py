@@ -169,10 +169,14 @@ def _own_path(
 ) -> Callable[..., Any]:
     """The traced graphs, each with its choice as its callable."""
     from torch_cudal1.graph.swap import in_graph_order, swap
+    from torch_cudal1.shadow import NotWatched, watched
 
+    strictness, writes = place.settings.strictness, any(graph.writes for graph in traced.graphs)
     for item, choice in zip(lowered, choices, strict=True):
         observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
-        swapped = swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness, options=options)
+        around = watched(choice, place, writes=writes)
+        front = None if isinstance(around, NotWatched) else around
+        swapped = swap(choice.region, choice.candidate, place.device, strictness=strictness, options=options, around=front)
         traced.fill(item.region.kind, in_graph_order(swapped, item.order))
     call: Callable[..., Any] = traced.call
     return call

@@ -31,6 +31,7 @@ from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
+from torch_cudal1.shadow import NotWatched, watched
 
 __all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
 
@@ -179,9 +180,11 @@ class _Served:
 
 def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice], place: Place) -> list[Swapped]:
     """Build every choice into its graph of the trace."""
-    built = []
+    built, writes = [], any(graph.writes for graph in traced.graphs)
     for item, choice in zip(lowered, choices, strict=True):
-        built.append(swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness))
+        around = watched(choice, place, writes=writes)
+        front = None if isinstance(around, NotWatched) else around
+        built.append(swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness, around=front))
         traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
     return built
 

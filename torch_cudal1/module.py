@@ -20,8 +20,9 @@ from torch_cudal1 import fast, guard, observe
 from torch_cudal1.binding import Bound, Unbound, bind, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.graph.swap import on_withdrawal
 from torch_cudal1.guard import ModuleGuard
-from torch_cudal1.pipeline import Progress
+from torch_cudal1.pipeline import Progress, withdrawn
 from torch_cudal1.reporting import explanation_of
 from torch_cudal1.settings import Settings
 from torch_cudal1.switch import disabled, is_disabled
@@ -115,6 +116,7 @@ class Dispatcher:
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
         self._table, self._miss = fast.entry(cuda=False), fast.miss()
+        on_withdrawal(self.without)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a state of their own may not.)"""
@@ -152,6 +154,14 @@ class Dispatcher:
         if bound.missed:
             observe.count("misses")
         return self._own(args, kwargs)
+
+    def without(self, candidate: str, reason: str) -> None:
+        """The candidate of that digest runs no more: what was bound with it goes back to the module's own forward."""
+        for key, bound in list(self.bindings.items()):
+            if isinstance(bound, Bound) and any(choice.candidate.digest == candidate for choice in bound.choices):
+                self.bindings[key] = Unbound(reason, tuple(withdrawn(choice, reason) for choice in bound.choices))
+        if self._table is not None:
+            self._table.clear()
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None) -> None:
         """Bind this signature now, tuning if the settings say so."""

@@ -26,7 +26,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a region: `stage` ("capture", "resolve", "judge", "swap", "run"), `what`, and its facts."""
+    """Something that happened to a region: `stage` ("capture", "resolve", "judge", "swap", "run", "shadow", "ranks"), `what`, its facts."""
 
     stage: str
     what: str
@@ -54,13 +54,14 @@ def count(name: str, by: int = 1) -> None:
         _counters[name] += by
 
 
-def record(stage: str, what: str, region: str = "", /, **facts: Any) -> None:
-    """Keep an event and count it as "stage.what"."""
+def record(stage: str, what: str, region: str = "", /, **facts: Any) -> Event:
+    """Keep an event, count it as "stage.what", and return it."""
     event = Event(stage, what, region, facts, time.time())
     with _lock:
         _events.append(event)
         _counters[f"{stage}.{what}"] += 1
     log.debug("%s: %s %s %s", stage, what, region, facts)
+    return event
 
 
 def fallback(stage: str, error: BaseException, *, strictness: str, region: str = "") -> None:

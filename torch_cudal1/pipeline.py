@@ -27,12 +27,13 @@ from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Region, Rejected, Schedule
+from torch_cudal1.source import quarantine
 from torch_cudal1.source.builtin import compose
 from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
-__all__ = ["Choice", "Progress", "choose", "end_to_end_name", "tune", "tune_with"]
+__all__ = ["Choice", "Progress", "choose", "end_to_end_name", "held_back", "tune", "tune_with", "withdrawn"]
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
@@ -64,18 +65,38 @@ def choose(
     examples: Sequence[torch.Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Choice:
-    """The cached decision for `region`, or what `settings.on_miss` says. Raises CacheMissError only under on_miss="error"."""
+    """The cached decision for `region`, or what `settings.on_miss` says. Raises CacheMissError only under on_miss="error".
+
+    A decision in quarantine is not a miss: the baseline runs, unless `on_miss` is "tune".
+    """
     found = resolve(region, (place.cache,), place.target, place.contract).hit
-    if found is not None and (choice := _usable(region, found)) is not None:
+    held = held_back(place, region, found.entry.choice) if found is not None else ""
+    if found is not None and not held and (choice := _usable(region, found)) is not None:
         return choice
     on_miss = place.settings.on_miss
     if on_miss == "tune":
         return _tuned(region, place, examples, progress)
+    baseline = Candidate(region.program, _REFERENCE_SCHEDULE, "baseline")
+    if held:
+        observe.record("resolve", "quarantined", region.key, name=region.name, reason=held)
+        return Choice(region, baseline, None, held)
     reason = f"{found.stale}; not re-validated yet" if found and found.stale else "no cached decision"
     observe.record("resolve", "miss", region.key, name=region.name, reason=reason)
     if on_miss == "error":
         raise CacheMissError(region.key, region.name or "unnamed region")
-    return Choice(region, Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None, reason)
+    return Choice(region, baseline, None, reason)
+
+
+def withdrawn(choice: Choice, reason: str) -> Choice:
+    """What is left of a choice that must not run any more: the baseline, and why."""
+    return Choice(choice.region, Candidate(choice.region.program, _REFERENCE_SCHEDULE, "baseline"), None, reason)
+
+
+def held_back(place: Place, region: Region, candidate: Candidate) -> str:
+    """Why production has put this candidate in quarantine, "" if it has not. A baseline never is."""
+    if candidate.origin == "baseline":
+        return ""
+    return quarantine.reason_for((place.cache.root, *place.cache.read_only), region.key, candidate.digest)
 
 
 @judge.kept_warm()
@@ -145,6 +166,9 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         if isinstance(candidate, Rejected):
             tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
             continue
+        if held := held_back(place, region, candidate):
+            tried.append({"label": candidate.label, "decision": "rejected", "detector": "quarantine", "reason": held})
+            continue
         if time.monotonic() > race.deadline:
             tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
@@ -212,7 +236,8 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
     """Search under the key's lock, so that two processes never search the same key: the second one finds the first one's entry."""
     with place.cache.lock(region.key, place.target, place.contract):
         again = resolve(region, (place.cache,), place.target, place.contract).hit
-        if again is not None and (choice := _usable(region, again)) is not None:
+        held = held_back(place, region, again.entry.choice) if again is not None else ""
+        if again is not None and not held and (choice := _usable(region, again)) is not None:
             return choice
         known = [again.entry.choice] if again is not None else []
         entry = tune(region, place, examples=examples, known=known, progress=progress)

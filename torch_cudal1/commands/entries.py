@@ -6,12 +6,15 @@ It reads and deletes files through `source.cache` only; it runs nothing that an 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from torch_cudal1.errors import SettingError
+from torch_cudal1.place import cache_for
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import Broken, Found, LocalCache
+from torch_cudal1.source.quarantine import Quarantined, lift, records
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
@@ -22,12 +25,13 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     """One row an entry. Exit code 0, also for an empty cache."""
     found = list(_cache(settings).entries())
     whole = [f for f in found if isinstance(f, Found)]
+    held = _held(settings)
     rows = [
         [
             f.entry.region_key[:12],
             f.entry.region_name or text.ABSENT,
             f"{f.entry.target.sku} ({f.entry.target.arch})",
-            f.entry.choice.label,
+            f.entry.choice.label + (" (quarantined)" if _why(f, held) else ""),
             text.speedup(f.entry.speedup),
             f.entry.contract.precision,
             text.size(f.path.stat().st_size),
@@ -38,7 +42,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     if rows:
         screen.table(("key", "region", "judged on", "runs", "at least", "precision", "size", "made"), rows)
     screen.line(f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
-    screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f) for f in whole], "broken": _broken_json(found)})
+    screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f, held) for f in whole], "broken": _broken_json(found)})
     return 0
 
 
@@ -49,9 +53,10 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if len(keys) != 1:
         fits = f"it fits {len(keys)}: {', '.join(key[:16] for key in keys[:6])}" if keys else "it fits none"
         raise SettingError("KEY", args.key, f"the start of exactly one key of `cudal1 list` ({fits})")
+    held = _held(settings)
     for each in found:
-        _show_one(each, screen)
-    screen.json([_whole(f) for f in found])
+        _show_one(each, held, screen)
+    screen.json([_whole(f, held) for f in found])
     return 0
 
 
@@ -73,9 +78,15 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Delete the entries named, the broken ones, or all. Without --yes it says what would go. Exit code 1 if a file stayed."""
+    """Delete the entries named, the broken ones, or all, each with what held its candidates in quarantine.
+
+    With --quarantined only the latter: the entries may run again. Without --yes it says what would go. Exit code 1 if a file
+    stayed.
+    """
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
+    if args.quarantined:
+        return _lift(cache, starts, args.yes, screen)
     everything = not starts and not args.broken
 
     def named(entry: Entry) -> bool:
@@ -89,6 +100,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         screen.json({"would_delete": [f.path for f in doomed], "deleted": []})
         return 0
     done = cache.purge(None if everything else named)
+    lift(cache.root, lambda record: everything or (bool(starts) and record.region_key.startswith(starts)))
     for failed in done.failed:
         screen.problem(f"{failed.path} stays: {failed.reason}")
     screen.line(
@@ -99,11 +111,39 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 1 if done.failed else 0
 
 
-def _show_one(found: Found, screen: Screen) -> None:
+def _lift(cache: LocalCache, starts: tuple[str, ...], sure: bool, screen: Screen) -> int:
+    """Lift quarantines: of the keys named, or all."""
+
+    def named(record: Quarantined) -> bool:
+        return not starts or record.region_key.startswith(starts)
+
+    found = [record for record in records([cache.root]) if named(record)]
+    for record in found:
+        screen.line(f"{record.region_key[:12]}: {record.reason} ({record.at or 'time unknown'})")
+    gone = lift(cache.root, named) if sure else ()
+    told = "lifted; processes that run keep them until they end" if sure else "would be lifted; add --yes to do it"
+    screen.line(f"{text.counted(len(gone) if sure else len(found), 'quarantine')} {told}")
+    screen.json({"would_lift": [] if sure else found, "lifted": found if sure else []})
+    return 0
+
+
+def _held(settings: Settings) -> tuple[Quarantined, ...]:
+    cache = _cache(settings)
+    return records([cache.root, *cache.read_only])
+
+
+def _why(found: Found, held: Sequence[Quarantined]) -> str:
+    """Why the entry's choice must not run, "" if it may."""
+    entry = found.entry
+    return next((record.reason for record in held if record.holds(entry.region_key, entry.choice.digest)), "")
+
+
+def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None:
     entry = found.entry
     facts = (
         ("region", f"{entry.region_name or 'unnamed'} {entry.region_key}"),
         ("runs", f"{entry.choice.label} (from {entry.choice.origin})"),
+        *([("quarantined", why)] if (why := _why(found, held)) else []),
         ("speed-up", f"at least {text.speedup(entry.speedup)} over the best baseline"),
         ("judged on", ", ".join(f"{name} {value}" for name, value in vars(entry.target).items() if value)),
         ("contract", ", ".join(f"{name} {value}" for name, value in vars(entry.contract).items())),
@@ -131,7 +171,7 @@ def _check(check: Any) -> list[str]:
 
 
 def _cache(settings: Settings) -> LocalCache:
-    return LocalCache(settings.cache_dir, settings.read_only_caches)
+    return cache_for(settings)
 
 
 def _matching(settings: Settings, start: str) -> list[Found]:
@@ -146,7 +186,7 @@ def _broken_json(found: list[Found | Broken]) -> list[dict[str, Any]]:
     return [{"path": f.path, "reason": f.reason} for f in found if isinstance(f, Broken)]
 
 
-def _brief(found: Found) -> dict[str, Any]:
+def _brief(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
     entry = found.entry
     return {
         "key": entry.region_key,
@@ -154,6 +194,7 @@ def _brief(found: Found) -> dict[str, Any]:
         "target": entry.target,
         "contract": entry.contract,
         "runs": entry.choice.label,
+        "quarantined": _why(found, held),
         "origin": entry.choice.origin,
         "techniques": entry.choice.techniques,
         "speedup_at_least": entry.speedup,
@@ -163,7 +204,7 @@ def _brief(found: Found) -> dict[str, Any]:
     }
 
 
-def _whole(found: Found) -> dict[str, Any]:
+def _whole(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
     entry = found.entry
     more = {"evidence": entry.evidence, "tried": entry.tried, "program": entry.choice.program.to_json()}
-    return _brief(found) | more
+    return _brief(found, held) | more

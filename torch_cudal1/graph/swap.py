@@ -6,6 +6,8 @@ less than the baseline would give: `Swapped` checks the kill switch at every cal
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,10 +21,26 @@ from torch_cudal1.program.schedule import build
 from torch_cudal1.records import Candidate, Region
 from torch_cudal1.switch import is_disabled
 
-__all__ = ["GraphedLater", "Positional", "Swapped", "in_graph_order", "swap"]
+__all__ = [
+    "FAILURES",
+    "Around",
+    "GraphedLater",
+    "Positional",
+    "Swapped",
+    "in_graph_order",
+    "is_sticky",
+    "on_withdrawal",
+    "swap",
+    "withdraw",
+]
 
-_FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
+Around: TypeAlias = "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
+
+_lock = threading.Lock()
+_in_use: weakref.WeakSet[Swapped] = weakref.WeakSet()
+_listeners: list[weakref.WeakMethod[Callable[[str, str], None]]] = []
 
 
 class _OursFirst:
@@ -37,8 +55,8 @@ class _OursFirst:
             return behind(inputs)
         try:
             return ours(inputs)
-        except _FAILURES as error:
-            if _is_sticky(error):
+        except FAILURES as error:
+            if is_sticky(error):
                 raise  # the CUDA context may be corrupt: nothing that runs after this can be trusted
             failure = error
         results = behind(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
@@ -50,10 +68,16 @@ class _OursFirst:
 class Swapped(_OursFirst):
     """Callable on a region's inputs in canonical order, with the reference behind it."""
 
+    candidate = ""  # the digest of what runs
+
     def __init__(self, region: Region, runner: Runner, device: torch.device, strictness: str) -> None:
         super().__init__(strictness, region.key)
         self._region, self._runner, self._device = region, runner, device
         self._reference: Runner | None = None
+
+    def put_in_front(self, around: Around) -> None:
+        """Let what `around` makes of the callable run instead of it."""
+        self._runner = around(self, self._runner)
 
     @property
     def direct(self) -> Runner | None:
@@ -99,12 +123,41 @@ def swap(
     *,
     strictness: str = "warn",
     options: Mapping[str, Any] | None = None,
+    around: Around | None = None,
 ) -> Swapped:
-    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options. Raises what the schedule raises."""
+    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options. Raises what the schedule raises.
+
+    `around` puts something in front of the built callable, such as a check of it; None costs nothing.
+    """
     static = [index for index, role in enumerate(region.roles) if role != "input"]
     runner = build(candidate.program, candidate.schedule, device, static=static, options=options)
     observe.count("regions_swapped", by=int(candidate.origin != "baseline"))
-    return Swapped(region, runner, device, strictness)
+    swapped = Swapped(region, runner, device, strictness)
+    swapped.candidate = candidate.digest
+    if around is not None:
+        swapped.put_in_front(around)
+    with _lock:
+        _in_use.add(swapped)
+    return swapped
+
+
+def withdraw(candidate: str, reason: str) -> int:
+    """Let everything in this process that runs the candidate of that digest run its reference from now on; how many did run it."""
+    with _lock:
+        found = [swapped for swapped in _in_use if swapped.candidate == candidate]
+        listening = [call for listener in _listeners if (call := listener()) is not None]
+    for swapped in found:
+        swapped.quarantined = swapped.quarantined or reason
+    for call in listening:
+        call(candidate, reason)
+    return len(found)
+
+
+def on_withdrawal(listener: Callable[[str, str], None]) -> None:
+    """Call `listener` (a bound method, held weakly) with the candidate's digest and the reason after each withdrawal."""
+    with _lock:
+        _listeners[:] = [known for known in _listeners if known() is not None]
+        _listeners.append(weakref.WeakMethod(listener))
 
 
 def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
@@ -114,7 +167,7 @@ def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
     return lambda inputs: swapped([inputs[position] for position in order])
 
 
-def _is_sticky(error: BaseException) -> bool:
+def is_sticky(error: BaseException) -> bool:
     """Errors after which the CUDA context is unusable; running out of memory is not one of them."""
     accelerator_error = getattr(torch, "AcceleratorError", ())
     return isinstance(error, accelerator_error) and not isinstance(error, torch.cuda.OutOfMemoryError)

@@ -45,8 +45,12 @@ def compare(
     *,
     precision: str = "match",
     longest: int = 1,
+    drift: float = 0.0,
 ) -> Comparison:
-    """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the longest reduction of the region."""
+    """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the longest reduction of the region.
+
+    `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the region may add.
+    """
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
         form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
         return Comparison(False, detail=form)
@@ -62,7 +66,7 @@ def compare(
     if precision == "kernelbench":
         return _flat(candidate, baseline)
     if exact is None:
-        return _near(candidate, baseline, longest)
+        return _near(candidate, baseline, longest, drift)
     return _scaled(candidate, baseline, exact, longest)
 
 
@@ -172,15 +176,15 @@ def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
     return Comparison(excess <= 1, excess, 1.0, f"largest |a-b| / (tol + tol |b|) at tolerance {tolerance:g}")
 
 
-def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int) -> Comparison:
+def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: float) -> Comparison:
     """Without float64: two correctly rounded evaluations differ by no more than their format and their sums allow."""
     out, accumulate = _units(baseline.dtype)
     found = spread_of((candidate, baseline, baseline.double()), accumulate)
     if found is None:
         return Comparison(True, void=True, detail="no finite element")
     rms, worst = found.error, found.worst
-    rms_limit = (4 * out + math.sqrt(longest) * accumulate) * found.scale
-    worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * math.sqrt(longest) * accumulate
+    rms_limit = (4 * out + math.sqrt(longest) * accumulate + drift) * found.scale
+    worst_limit = 2 * _ROUND_OFFS * out + 2 * _GROWTH * (math.sqrt(longest) * accumulate + drift)
     detail = f"no float64 result; against eager: rms {rms:.3g} of {rms_limit:.3g}, worst {worst:.3g} of {worst_limit:.3g}"
     return Comparison(rms <= rms_limit and worst <= worst_limit, rms / rms_limit if rms_limit else rms, 1.0, detail)
 
