@@ -8,46 +8,30 @@ written as soon as it is known; a line that is there already for the same source
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_cudal1.commands import device
+from torch_cudal1.commands import device, results
 from torch_cudal1.commands.verdicts import document, job_for, sha256, unusable, withdrawn
 from torch_cudal1.errors import SettingError
 from torch_cudal1.explanation import plain
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.settings import Settings
+from torch_cudal1.source.release_file import BadLine, Line, read_lines
 from torch_cudal1.view import text
 from torch_cudal1.view.judgement import told
 from torch_cudal1.view.terminal import Screen
 
-__all__ = ["Line", "read_release", "run", "summary"]
+__all__ = ["read_release", "run", "summary"]
 
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a release file. `candidate` None: withdrawn. `scores`: what the file claims."""
-
-    number: int
-    level: int | None
-    task: str
-    reference: str
-    candidate: str | None
-    scores: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"level {self.level} task {self.task}"
+_KEYS = frozenset({"profile", "device", "gradients", "contract", "line", "sha256"})
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -57,10 +41,10 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     job = job_for(args, settings, torch.device(device.choose(args.device)), trust="foreign")
     out = args.json if isinstance(args.json, Path) else None
     known = _finished(out, job) if out else {}
-    results: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
 
     def step(what: str, fraction: float | None) -> None:
-        progress(f"{chosen[len(results)].name}: {what}", len(results) / len(chosen))
+        progress(f"{chosen[len(made)].name}: {what}", len(made) / len(chosen))
 
     with screen.progress() as progress, PairCourt(job, step, ahead=True) as court:
         for line in chosen:
@@ -68,21 +52,22 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             if found is None:
                 found = {**_judged(court, line), "line": line.number, "level_id": line.level, "task_id": line.task}
                 found["published"] = dict(line.scores)
-                _append(out, found)
+                results.append(out, found)
                 screen.line(text.brief(f"{line.name}: {told(found)}"))
-            results.append(found)
-    rows = summary(results)
+            made.append(found)
+    rows = summary(made)
     screen.table(("outcome", "lines", "share", "speed-up, geometric mean and median"), rows)
-    screen.json(results)
+    screen.json(made)
     return 0
 
 
 def read_release(path: Path) -> list[Line]:
     """The lines of a file, in order; empty ones are passed over. Raises OSError, or SettingError for a line that is no task."""
     lines = []
-    for number, content in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        if content.strip():
-            lines.append(_line(path, number, content))
+    for line in read_lines(path):
+        if isinstance(line, BadLine):
+            raise SettingError(f"{path} line {line.number}", line.content, line.reason.removeprefix("expected "))
+        lines.append(line)
     return lines
 
 
@@ -119,23 +104,6 @@ def _judged(court: PairCourt, line: Line) -> dict[str, Any]:
         return unusable(error, court.job, reference=line.reference, candidate=line.candidate)
 
 
-def _line(path: Path, number: int, content: str) -> Line:
-    expected = "a JSON object with level_id, task_id, ref_code and custom_code"
-    try:
-        found = json.loads(content)
-        code = found["custom_code"]
-        reference, level, task = found["ref_code"], found.get("level_id"), found["task_id"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SettingError(
-            f"{path} line {number}", text.brief(content, 80), f"{expected} ({type(error).__name__}: {error})"
-        ) from error
-    if not isinstance(reference, str) or not (code is None or isinstance(code, str)):
-        raise SettingError(f"{path} line {number}", text.brief(content, 80), f"{expected}; the codes as strings")
-    scores = {name: value for name, value in found.items() if name.startswith("score")}
-    gone = code is None or code.strip() in ("", "None")
-    return Line(number, int(level) if str(level).isdigit() else None, str(task), reference, None if gone else code, scores)
-
-
 def _identity(line: Line) -> tuple[int, str, str]:
     return line.number, sha256(line.reference), sha256(line.candidate or "")
 
@@ -143,7 +111,7 @@ def _identity(line: Line) -> tuple[int, str, str]:
 def _finished(out: Path, job: PairJob) -> dict[tuple[int, str, str], dict[str, Any]]:
     """Results of an earlier run under the same job. What cannot be read, such as a line cut off by a kill, is judged again."""
     found = {}
-    for entry in _entries(out):
+    for entry in results.read(out, _KEYS):
         same = (entry["profile"], entry["device"], entry["gradients"], entry["contract"]) == (
             *(job.profile, str(job.device), job.gradients),
             plain(job.contract),
@@ -151,23 +119,3 @@ def _finished(out: Path, job: PairJob) -> dict[tuple[int, str, str], dict[str, A
         if same:
             found[int(entry["line"]), entry["sha256"]["reference"], entry["sha256"]["candidate"]] = entry
     return found
-
-
-def _entries(out: Path) -> Iterator[dict[str, Any]]:
-    if not out.exists():
-        return
-    for content in out.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(content)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and {"profile", "device", "gradients", "contract", "line", "sha256"} <= set(entry):
-            yield entry
-
-
-def _append(out: Path | None, found: Mapping[str, Any]) -> None:
-    if out is None:
-        return
-    whole = not out.exists() or out.read_bytes().endswith(b"\n") or not out.stat().st_size
-    with out.open("a", encoding="utf-8") as file:
-        file.write(("" if whole else "\n") + json.dumps(plain(found), allow_nan=False) + "\n")
