@@ -93,7 +93,7 @@ class CacheMissError(Cudal1Error, LookupError):
 
 
 class SupplyError(Cudal1Error, ValueError):
-    """A file that carries decisions (bundle, lock) cannot be used: which file, by which rule, what was found. Nothing was changed."""
+    """A file that carries decisions (bundle, lock) is not used: which one, by which rule, what was found. Nothing was changed."""
 
     def __init__(self, path: object, rule: str, found: str) -> None:
         self.path, self.rule, self.found = str(path), rule, found

@@ -1,0 +1,34 @@
+"""Files that a user names and takes elsewhere (a bundle, a lock): written whole or not at all.
+
+Unlike `store`, which keeps a cache of files that many processes write, nothing is locked: whoever writes last wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from torch_cudal1.errors import SupplyError
+
+__all__ = ["replacing"]
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the body ends well, and is gone when it does not. An OSError becomes a SupplyError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SupplyError(path, "disk", f"{type(error).__name__}: {error}; nothing was written") from error
+    finally:
+        with contextlib.suppress(OSError):  # gone after the rename
+            temporary.unlink(missing_ok=True)
