@@ -89,6 +89,29 @@ def _cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", default=None, help="open no connection, whatever the settings say")
 
 
+def _hub(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hub", metavar="REPO[@REVISION]", help="a Hub repository that is asked for what the cache lacks")
+
+
+def _repo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("repo", metavar="REPO[@REVISION]", help="owner/name of a repository on the Hub; default revision: main")
+
+
+def _push(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--create", action="store_true", help="make the repository, private, if it is not there")
+    parser.add_argument("--message", default="Entries of torch-cudal1", metavar="TEXT", help="the commit's message")
+
+
+def _pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--family",
+        metavar="FAMILY",
+        action="append",
+        default=[],
+        help="such as cuda-sm_90, or all; repeatable; default: this machine's",
+    )
+
+
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("cudal1-demo.html"), metavar="PATH", help="the page (./cudal1-demo.html)")
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help="only this model; may be repeated")
@@ -172,7 +195,7 @@ def _judge(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_RUN = (_device, _contract, _cache)
+_RUN = (_device, _contract, _cache, _hub)
 _COMMANDS = (
     _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
     _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
@@ -200,6 +223,8 @@ _COMMANDS = (
     _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
     _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
     _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
+    _Command("push", "hub", "push", "the entries of the cache into a Hub repository", (_repo, _push, _families, _cache)),
+    _Command("pull", "hub", "pull", "the entries of a Hub repository here, at a pinned commit", (_repo, _pull, _cache)),
     _Command("lock", "supply", "lock", "write or check cudal1.lock: what a cache must hold", (_lock, _families, _training, *_RUN)),
     _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _cache)),
     _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
@@ -211,7 +236,7 @@ _COMMANDS = (
         (_coverage, _families, _training, *_RUN),
     ),
 )
-_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline")
+_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline", "hub")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -71,7 +71,7 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
     place = place_for(device_of(list(inputs)), settings)
     digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
     name = None if isinstance(digest, Unnamed) else digest
-    known = place.cache.get_alias(name, place.target, place.contract) if name else None
+    known = place.alias(name) if name else None
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager", "inductor+graph"):
         observe.count("graphs_remembered")
         return _remembered(gm, inputs, str(known["runs"]), place, options)
@@ -128,7 +128,7 @@ def _measured_step(choices: Sequence[Any], place: Any) -> str:
     """What won when `accelerate` measured this very training step as a whole; "" if it never did."""
     from torch_cudal1.pipeline import end_to_end_name
 
-    known = place.cache.get_alias(end_to_end_name(choices), place.target, place.contract) if len(choices) > 1 else None
+    known = place.alias(end_to_end_name(choices)) if len(choices) > 1 else None
     if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
         return ""
     return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(str(known.get("winner")), "")

@@ -287,7 +287,7 @@ class _Trial:
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
     """The end-to-end decision of an earlier process for these very candidates, if there is one."""
-    known = place.cache.get_alias(end_to_end_name(choices), place.target, place.contract)
+    known = place.alias(end_to_end_name(choices))
     if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
         return None
     winner = str(known.get("winner"))

@@ -20,17 +20,19 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import judge, kernels, observe
-from torch_cudal1.errors import CacheMissError
+from torch_cudal1.errors import CacheMissError, SandboxError
+from torch_cudal1.first_use import first_use, is_baseline
 from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.propose import Variant, rewritten
+from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Region, Rejected, Schedule
+from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.builtin import compose
 from torch_cudal1.source.cache import NotStored
-from torch_cudal1.source.resolve import Hit, resolve
+from torch_cudal1.source.resolve import Hit, Resolved, resolve
 from torch_cudal1.version import __version__
 
 __all__ = ["Choice", "Progress", "choose", "end_to_end_name", "held_back", "tune", "tune_with", "withdrawn"]
@@ -40,6 +42,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _REFERENCE_SCHEDULE: Schedule = "eager"
+_STRANGER = "elsewhere"  # the origin of a candidate that nobody vouched for: it was judged here, not made here
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 
 
@@ -69,10 +72,13 @@ def choose(
 
     A decision in quarantine is not a miss: the baseline runs, unless `on_miss` is "tune".
     """
-    found = resolve(region, (place.cache,), place.target, place.contract).hit
+    resolved = resolve(region, place.sources, place.target, place.contract)
+    found = resolved.hit
+    _tell_refusals(region, resolved)
     held = held_back(place, region, found.entry.choice) if found is not None else ""
-    if found is not None and not held and (choice := _usable(region, found)) is not None:
-        return choice
+    usable = _usable(region, found, place) if found is not None and not held else Miss("no cached decision")
+    if isinstance(usable, Choice):
+        return usable
     on_miss = place.settings.on_miss
     if on_miss == "tune":
         return _tuned(region, place, examples, progress)
@@ -80,10 +86,11 @@ def choose(
     if held:
         observe.record("resolve", "quarantined", region.key, name=region.name, reason=held)
         return Choice(region, baseline, None, held)
-    reason = f"{found.stale}; not re-validated yet" if found and found.stale else "no cached decision"
+    reason = usable.reason + (f" ({resolved.trouble})" if resolved.trouble else "")
     observe.record("resolve", "miss", region.key, name=region.name, reason=reason)
     if on_miss == "error":
-        raise CacheMissError(region.key, region.name or "unnamed region")
+        told = "" if reason == "no cached decision" else f": {reason}"
+        raise CacheMissError(region.key, (region.name or "unnamed region") + told)
     return Choice(region, baseline, None, reason)
 
 
@@ -94,7 +101,7 @@ def withdrawn(choice: Choice, reason: str) -> Choice:
 
 def held_back(place: Place, region: Region, candidate: Candidate) -> str:
     """Why production has put this candidate in quarantine, "" if it has not. A baseline never is."""
-    if candidate.origin == "baseline":
+    if is_baseline(region, candidate):
         return ""
     return quarantine.reason_for((place.cache.root, *place.cache.read_only), region.key, candidate.digest)
 
@@ -169,16 +176,29 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         if held := held_back(place, region, candidate):
             tried.append({"label": candidate.label, "decision": "rejected", "detector": "quarantine", "reason": held})
             continue
+        if revoked := place.cache.revoked(candidate.program):
+            tried.append({"label": candidate.label, "decision": "rejected", "detector": "revoked", "reason": revoked})
+            continue
         if time.monotonic() > race.deadline:
             tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
         left = (race.deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)
         race.say(f"judging {candidate.label}", min(1.0, 1 - left))
-        judgement = judge.judge(region, candidate, race.ranking, race.job)
+        judgement = _judged(region, candidate, race)
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
     race.say("decided", 1.0)
     return _entry(region, place, best, race.ranking, tried)
+
+
+def _judged(region: Region, candidate: Candidate, race: _Race) -> judge.Judgement:
+    """The judgement of a candidate; a stranger's runs confined as a stranger's, and where that cannot be had it is refused."""
+    if candidate.origin != _STRANGER:
+        return judge.judge(region, candidate, race.ranking, race.job)
+    try:
+        return judge.judge(region, candidate, race.ranking, replace(race.job, trust="foreign"))
+    except SandboxError as error:  # our own candidates are judged all the same
+        return judge.Judgement(candidate, Rejected(str(error), "sandbox"), Verdict(()))
 
 
 def _entry(region: Region, place: Place, best: _Best, ranking: judge.Ranking | None, tried: Sequence[Mapping[str, Any]]) -> Entry:
@@ -219,28 +239,51 @@ def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dic
         "granularity": region.granularity,
         "baselines_us": dict(ranking.medians_us) if ranking else {},
         "baseline_failures": dict(ranking.failures) if ranking else {},
+        "attestation": attestation(),
     }
 
 
-def _usable(region: Region, hit: Hit) -> Choice | None:
-    """A hit as a choice: fresh ones as they are, stale ones only if they name a baseline (which cannot be wrong)."""
+def _usable(region: Region, hit: Hit, place: Place) -> Choice | Miss:
+    """A hit as a choice, or why it is none. Somebody must vouch for it; a stale one must name a baseline, which cannot be wrong."""
     entry = hit.entry
-    if (hit.stale and entry.choice.origin != "baseline") or (region.granularity == "whole" and _is_untimed(entry)):
-        return None
+    if not hit.vouched_by:
+        return Miss(f"refused: {hit.stale}; `cudal1 warmup` judges it first, or a publisher on your list signs it")
+    if hit.stale and not is_baseline(region, entry.choice):
+        return Miss(f"{hit.stale}; not re-validated yet")
+    if region.granularity == "whole" and _is_untimed(entry):
+        return Miss("no cached decision")
+    checked = first_use(region, hit, place)
+    if not checked.allowed:
+        return Miss(f"{hit.where} is refused: {checked.reason}")
     observe.count("entries_reused")
-    observe.record("resolve", "hit", region.key, where=hit.where, runs=entry.choice.label)
+    observe.record("resolve", "hit", region.key, where=hit.where, vouched_by=hit.vouched_by, runs=entry.choice.label)
     return Choice(region, entry.choice, entry, f"cached decision of {entry.created}")
+
+
+def _tell_refusals(region: Region, resolved: Resolved) -> None:
+    """What was found and may not be used, for the report: a search hides it from the choice's reason."""
+    if resolved.trouble:
+        observe.record("resolve", "refused", region.key, name=region.name, reason=resolved.trouble)
+    if resolved.hit is not None and not resolved.hit.vouched_by:
+        observe.record("resolve", "unvouched", region.key, name=region.name, reason=resolved.hit.stale)
+
+
+def _known(region: Region, hit: Hit | None) -> list[Candidate]:
+    """What an entry that may not be used as it is gives a search to begin with. A stranger's is marked, whatever it calls itself."""
+    if hit is None or hit.entry.choice.program.digest == region.key:  # the region itself, which is in the race anyhow
+        return []
+    return [hit.entry.choice if hit.vouched_by else replace(hit.entry.choice, origin=_STRANGER)]
 
 
 def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None, progress: Progress | None) -> Choice:
     """Search under the key's lock, so that two processes never search the same key: the second one finds the first one's entry."""
     with place.cache.lock(region.key, place.target, place.contract):
-        again = resolve(region, (place.cache,), place.target, place.contract).hit
+        again = resolve(region, place.sources, place.target, place.contract).hit
         held = held_back(place, region, again.entry.choice) if again is not None else ""
-        if again is not None and not held and (choice := _usable(region, again)) is not None:
-            return choice
-        known = [again.entry.choice] if again is not None else []
-        entry = tune(region, place, examples=examples, known=known, progress=progress)
+        usable = _usable(region, again, place) if again is not None and not held else None
+        if isinstance(usable, Choice):
+            return usable
+        entry = tune(region, place, examples=examples, known=_known(region, again), progress=progress)
         stored = place.cache.put(entry)
     if isinstance(stored, NotStored):
         observe.record("resolve", "not_stored", region.key, reason=stored.reason)
@@ -311,13 +354,13 @@ def _island_kernels(
 
 def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candidate | None, list[Rejected]]:
     """The first proposal that builds and passes every check. The cache remembers it, or that there is none, for every model."""
-    hit = resolve(region, (place.cache,), place.target, place.contract).hit
+    hit = resolve(region, place.sources, place.target, place.contract).hit
     if hit is not None and hit.stale is None and _is_untimed(hit.entry):
         observe.count("entries_reused")
         return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
     proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")))
     kernel, reasons = _first_right(region, proposals[:_PROPOSALS_PER_ISLAND], place, job)
-    if proposals and hit is None:
+    if proposals and (hit is None or not hit.vouched_by):
         tried = [{"label": r.detector, "decision": "rejected", "reason": r.reason} for r in reasons]
         best = _Best(kernel or Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None)
         place.cache.put(_entry(region, place, best, None, tried))
@@ -331,6 +374,9 @@ def _first_right(
     for built in judge.build(region, proposals, job, place.target) if proposals else ():
         if isinstance(built, Rejected):
             reasons.append(built)
+            continue
+        if revoked := place.cache.revoked(built.program):
+            reasons.append(Rejected(revoked, "revoked"))
             continue
         verdict = judge.check(region, built, replace(job, examples=None, book={}))
         if verdict.passed:

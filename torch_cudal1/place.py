@@ -6,15 +6,20 @@ It is all that a process on a warm cache needs to look a decision up; it decides
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from torch_cudal1.machine import contract_for, target_for
-from torch_cudal1.records import Contract, Target
+from torch_cudal1.records import Contract, Miss, Target
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.hub import HubSource, hub_for, mirrored_roots
+from torch_cudal1.source.imported import imported_roots
+from torch_cudal1.source.resolve import Source
+from torch_cudal1.source.trust import Rules
 
-__all__ = ["Place", "place_for"]
+__all__ = ["Place", "cache_for", "place_for"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,25 @@ class Place:
     contract: Contract
     settings: Settings
     cache: LocalCache
+    hub: HubSource | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Who is asked for an entry, in order: the cache with its read-only folders, then the Hub where a setting names one."""
+        return (self.cache, self.hub) if self.hub else (self.cache,)
+
+    def alias(self, name: str) -> dict[str, Any] | Miss:
+        """The small record under `name`, from the first of `sources` that has one."""
+        found = self.cache.get_alias(name, self.target, self.contract)
+        return found if self.hub is None or not isinstance(found, Miss) else self.hub.alias(name, self.target, self.contract)
 
 
 def place_for(device: torch.device, settings: Settings) -> Place:
     """Probe the machine once and put the rules together."""
-    cache = LocalCache(settings.cache_dir, settings.read_only_caches)
-    return Place(device, target_for(device), contract_for(settings), settings, cache)
+    return Place(device, target_for(device), contract_for(settings), settings, cache_for(settings), hub_for(settings))
+
+
+def cache_for(settings: Settings) -> LocalCache:
+    """The user's own cache, then imported bundles, the read-only folders of the settings, and what is here of a Hub repository."""
+    read_only = (*imported_roots(settings.cache_dir), *settings.read_only_caches, *mirrored_roots(settings))
+    return LocalCache(settings.cache_dir, read_only, rules=Rules.of(settings))

@@ -16,9 +16,13 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch_cudal1.errors import SettingError
 
-__all__ = ["PREFIX", "Settings", "default_key_folder", "inherited_environment", "process_environment"]
+__all__ = ["HUB_REPOSITORY", "PREFIX", "Settings", "default_key_folder", "inherited_environment", "process_environment"]
 
 PREFIX = "TORCH_CUDAL1_"
+# A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no "..", no "--" in the name.
+HUB_REPOSITORY = re.compile(
+    r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?", re.ASCII
+)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -57,6 +61,8 @@ class Settings:
     - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge" (judged here first where on_miss
       is "tune", refused elsewhere) or "signed" (always refused).
     - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
+    - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
+      the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
     """
 
     enabled: bool = True
@@ -82,6 +88,8 @@ class Settings:
     trust: Literal["judge", "signed"] = "judge"
     publishers: Path | None = None
     revoked: Path | None = None
+    hub: str = ""
+    hub_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -89,6 +97,7 @@ class Settings:
             ("margin", 1.0, 10.0),
             ("min_saving_us", 0.0, 1e6),
             ("candidate_timeout_s", 1.0, 1e5),
+            ("hub_timeout_s", 0.1, 1e4),
             ("memory_limit_gib", 0.0, 1e5),
             ("shadow_rate", 0.0, 1.0),
             ("ranks_timeout_s", 0.0, 1e5),
@@ -108,6 +117,8 @@ class Settings:
             raise SettingError("on_mismatch", called, "a function, or the name of one as 'package.module:name'")
         if self.record is not None:
             object.__setattr__(self, "record", Path(self.record).expanduser())
+        if not isinstance(self.hub, str) or (self.hub and not HUB_REPOSITORY.fullmatch(self.hub)):
+            raise SettingError("hub", self.hub, "owner/name or owner/name@revision")
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
         for name in ("publishers", "revoked"):
             if (given := getattr(self, name)) is not None:

@@ -40,10 +40,15 @@ class SourceMiss:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the sources said: the first hit, if any, and the misses of the sources asked before it."""
+    """What the sources said: the hit, if any, and the misses of the sources that were asked."""
 
     hit: Hit | None
     misses: tuple[SourceMiss, ...]
+
+    @property
+    def trouble(self) -> str:
+        """What kept sources from answering, for people; "" where they simply have no such entry."""
+        return "; ".join(f"{miss.source}: {miss.reason}" for miss in self.misses if miss.reason != "absent")
 
 
 class Source(Protocol):
@@ -58,11 +63,15 @@ class Source(Protocol):
 
 
 def resolve(region: Region, sources: Sequence[Source], target: Target, contract: Contract) -> Resolved:
-    """The first hit of `sources`, which are asked one after the other: a later one is not touched once an earlier one answered."""
+    """The first hit of `sources` that may be used as it is, else the first of the others. A source after such a hit is not asked."""
     misses: list[SourceMiss] = []
+    second: Hit | None = None
     for source in sources:
         found = source.find(region, target, contract)
-        if isinstance(found, Hit):
+        if isinstance(found, Miss):
+            misses.append(SourceMiss(source.name, found.reason))
+        elif found.stale is None:
             return Resolved(found, tuple(misses))
-        misses.append(SourceMiss(source.name, found.reason))
-    return Resolved(None, tuple(misses))
+        else:
+            second = second or found
+    return Resolved(second, tuple(misses))
