@@ -26,7 +26,7 @@ GROUND = (
     "version",
     "program",
 )
-FLOW = (*GROUND, "kernels", "graph", "source", "judge", "pipeline")
+FLOW = (*GROUND, "kernels", "graph", "source", "judge", "admission", "pipeline")
 MAY_IMPORT = {
     "version": (),
     "errors": (),
@@ -44,13 +44,14 @@ MAY_IMPORT = {
     "fast": ("native", "switch"),
     "program": ("errors", "native", "observe", "records"),
     "records": ("program",),
-    "machine": ("records", "settings"),
+    "machine": ("records", "settings", "version"),
     "kernels": GROUND,
     "graph": (*GROUND, "kernels"),
     "source": (*GROUND, "kernels"),
     "confine": (),  # run by a launcher that must start fast and without torch
     "judge": (*GROUND, "kernels", "confine"),
     "place": (*GROUND, "source"),
+    "admission": (*GROUND, "source", "judge", "place"),
     "pipeline": (*FLOW, "place"),
     "reporting": (*FLOW, "place"),
     "shadow": (*FLOW, "place"),

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import judge, kernels, observe
+from torch_cudal1.admission import STRANGER, is_baseline, is_untimed, known_candidates, refusal, tell_refusals
 from torch_cudal1.errors import CacheMissError, SandboxError
-from torch_cudal1.first_use import first_use, is_baseline
 from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.propose import Variant, rewritten
 from torch_cudal1.machine import attestation
@@ -32,7 +32,7 @@ from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Miss, Re
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.builtin import compose
 from torch_cudal1.source.cache import NotStored
-from torch_cudal1.source.resolve import Hit, Resolved, resolve
+from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
 __all__ = ["Choice", "Progress", "choose", "end_to_end_name", "held_back", "tune", "tune_with", "withdrawn"]
@@ -42,7 +42,6 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _REFERENCE_SCHEDULE: Schedule = "eager"
-_STRANGER = "elsewhere"  # the origin of a candidate that nobody vouched for: it was judged here, not made here
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 
 
@@ -74,7 +73,7 @@ def choose(
     """
     resolved = resolve(region, place.sources, place.target, place.contract)
     found = resolved.hit
-    _tell_refusals(region, resolved)
+    tell_refusals(region, resolved)
     held = held_back(place, region, found.entry.choice) if found is not None else ""
     usable = _usable(region, found, place) if found is not None and not held else Miss("no cached decision")
     if isinstance(usable, Choice):
@@ -193,7 +192,7 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
 
 def _judged(region: Region, candidate: Candidate, race: _Race) -> judge.Judgement:
     """The judgement of a candidate; a stranger's runs confined as a stranger's, and where that cannot be had it is refused."""
-    if candidate.origin != _STRANGER:
+    if candidate.origin != STRANGER:
         return judge.judge(region, candidate, race.ranking, race.job)
     try:
         return judge.judge(region, candidate, race.ranking, replace(race.job, trust="foreign"))
@@ -244,35 +243,12 @@ def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dic
 
 
 def _usable(region: Region, hit: Hit, place: Place) -> Choice | Miss:
-    """A hit as a choice, or why it is none. Somebody must vouch for it; a stale one must name a baseline, which cannot be wrong."""
-    entry = hit.entry
-    if not hit.vouched_by:
-        return Miss(f"refused: {hit.stale}; `cudal1 warmup` judges it first, or a publisher on your list signs it")
-    if hit.stale and not is_baseline(region, entry.choice):
-        return Miss(f"{hit.stale}; not re-validated yet")
-    if region.granularity == "whole" and _is_untimed(entry):
-        return Miss("no cached decision")
-    checked = first_use(region, hit, place)
-    if not checked.allowed:
-        return Miss(f"{hit.where} is refused: {checked.reason}")
+    """A hit as a choice, or why it may not be used as it is."""
+    if reason := refusal(region, hit, place):
+        return Miss(reason)
     observe.count("entries_reused")
-    observe.record("resolve", "hit", region.key, where=hit.where, vouched_by=hit.vouched_by, runs=entry.choice.label)
-    return Choice(region, entry.choice, entry, f"cached decision of {entry.created}")
-
-
-def _tell_refusals(region: Region, resolved: Resolved) -> None:
-    """What was found and may not be used, for the report: a search hides it from the choice's reason."""
-    if resolved.trouble:
-        observe.record("resolve", "refused", region.key, name=region.name, reason=resolved.trouble)
-    if resolved.hit is not None and not resolved.hit.vouched_by:
-        observe.record("resolve", "unvouched", region.key, name=region.name, reason=resolved.hit.stale)
-
-
-def _known(region: Region, hit: Hit | None) -> list[Candidate]:
-    """What an entry that may not be used as it is gives a search to begin with. A stranger's is marked, whatever it calls itself."""
-    if hit is None or hit.entry.choice.program.digest == region.key:  # the region itself, which is in the race anyhow
-        return []
-    return [hit.entry.choice if hit.vouched_by else replace(hit.entry.choice, origin=_STRANGER)]
+    observe.record("resolve", "hit", region.key, where=hit.where, vouched_by=hit.vouched_by, runs=hit.entry.choice.label)
+    return Choice(region, hit.entry.choice, hit.entry, f"cached decision of {hit.entry.created}")
 
 
 def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None, progress: Progress | None) -> Choice:
@@ -283,7 +259,7 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
         usable = _usable(region, again, place) if again is not None and not held else None
         if isinstance(usable, Choice):
             return usable
-        entry = tune(region, place, examples=examples, known=_known(region, again), progress=progress)
+        entry = tune(region, place, examples=examples, known=known_candidates(region, again), progress=progress)
         stored = place.cache.put(entry)
     if isinstance(stored, NotStored):
         observe.record("resolve", "not_stored", region.key, reason=stored.reason)
@@ -355,7 +331,7 @@ def _island_kernels(
 def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candidate | None, list[Rejected]]:
     """The first proposal that builds and passes every check. The cache remembers it, or that there is none, for every model."""
     hit = resolve(region, place.sources, place.target, place.contract).hit
-    if hit is not None and hit.stale is None and _is_untimed(hit.entry):
+    if hit is not None and hit.stale is None and is_untimed(hit.entry):
         observe.count("entries_reused")
         return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
     proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")))
@@ -384,11 +360,6 @@ def _first_right(
         failure = verdict.failure
         reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
     return None, reasons
-
-
-def _is_untimed(entry: Entry) -> bool:
-    """An island's entry: its kernel is right, and how fast is a question of the model around it."""
-    return entry.evidence.get("granularity") == "island"
 
 
 def end_to_end_name(choices: Sequence[Choice]) -> str:

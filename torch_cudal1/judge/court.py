@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch_cudal1.judge.contract import contract
 from torch_cudal1.judge.decide import Unstable, choose_baseline, conservative, decide, score
 from torch_cudal1.judge.gpu_state import exclusive, gpu_state
 from torch_cudal1.judge.levels import Confinement
+from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
 from torch_cudal1.judge.roofline import ceiling, roofline, work
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
@@ -61,6 +63,7 @@ class Job:
     """Under what a region is judged. `examples`: real inputs in the order of the region's, parameters included.
 
     `book` remembers the secret input sets and what eager and float64 yield on them, for all candidates judged under this job.
+    `trust`: "foreign" for a Program that nobody vouches for: it runs confined as a stranger's source does, in a process of its own.
     """
 
     settings: Settings
@@ -70,6 +73,7 @@ class Job:
     plan: TimingPlan = TIMING_PLANS["fast"]
     best_score: float | None = None  # of this task so far: a score above twice that is measured again
     book: Book = field(default_factory=dict, compare=False, repr=False)
+    trust: Trust = "own"
 
     @property
     def profile(self) -> Profile:
@@ -124,8 +128,7 @@ def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> J
     decision: Decision | None = None
     confinement: Confinement | None = None
     if verdict.passed:
-        limits = limits_for(job.settings, job.device)
-        with lent(limits, job.contract) as child:
+        with _child(job) as child:
             confinement = child.confinement
             trial = _trial(region, candidate, job, child)
             verdict = _validated(trial, checks)
@@ -148,7 +151,7 @@ def check(region: Region, candidate: Candidate, job: Job) -> Verdict:
     checks = contract(region, candidate)
     verdict = Verdict(tuple(checks))
     if verdict.passed:
-        with lent(limits_for(job.settings, job.device), job.contract) as child:
+        with _child(job) as child:
             verdict = _validated(_trial(region, candidate, replace(job, examples=None), child), checks)
             child.usable = child.usable and (verdict.passed or not candidate.program.launches)
     observe.count("candidates_judged")
@@ -199,6 +202,12 @@ def tried(judgement: Judgement) -> dict[str, Any]:
         "candidate_us": timing.candidate_us if timing else None,
         "error_ratio": _finite(judgement.verdict.worst_error_ratio),
     }
+
+
+def _child(job: Job) -> AbstractContextManager[Child]:
+    """A child for one candidate; warm if its code is ours, never for a stranger's."""
+    limits = limits_for(job.settings, job.device, trust=job.trust)
+    return lent(limits, job.contract) if job.trust == "own" else Child(limits, job.contract)
 
 
 def _trial(region: Region, candidate: Candidate, job: Job, child: Child) -> Trial:
@@ -265,7 +274,7 @@ def _timed(trial: Trial, ranking: Ranking, job: Job) -> Timed:
 
 def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Timed:
     """The same in a process that has run nothing else. Raises CandidateFailure."""
-    with Child(limits_for(job.settings, job.device), job.contract) as child:
+    with Child(limits_for(job.settings, job.device, trust=job.trust), job.contract) as child:
         trial = _trial(region, candidate, job, child)
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)
