@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "planning": (*FLOW, "place", "binding"),
     "targets": GROUND,
     "warm_up": (*FLOW, "place", "binding", "module", "targets", "reporting"),
+    "fleet": (*GROUND, "source", "targets", "warm_up"),
     "view": GROUND,
 }
 TOP = ("__init__", "__main__", "commands")  # may import everything

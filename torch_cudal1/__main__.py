@@ -54,7 +54,7 @@ def _seconds(text: str) -> float:
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return value
 
 
@@ -120,6 +120,13 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on-miss", action="store_true", help="exit with 1 if a region has no stored decision")
+
+
+def _crew(parser: argparse.ArgumentParser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--devices", metavar="all|N,M", help="one worker for each of these GPUs; what is finished is not done again")
+    one.add_argument("--workers", type=_count, metavar="N", help="that many workers on the CPU")
+    one.add_argument("--cluster", nargs="?", const="auto", metavar="ADDRESS", help="workers of a Ray cluster (extra: ray)")
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +206,9 @@ _RUN = (_device, _contract, _cache, _hub)
 _COMMANDS = (
     _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
     _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
-    _Command("warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _training, _page)),
+    _Command(
+        "warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _training, _crew, _page)
+    ),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
     _Command(
         "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)

@@ -1,6 +1,7 @@
 """`cudal1 warmup`: fills the cache for targets ahead of time, so that a process on a warm cache neither searches nor compiles.
 
 One target after the other; the judge's children do the work. A target that fails is a result with its error, and the rest go on.
+`fleet` does the same with many workers.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch_cudal1.explanation import Explanation
 from torch_cudal1.module import accelerate, explain, restore
 from torch_cudal1.pipeline import Progress
 from torch_cudal1.settings import Settings
-from torch_cudal1.targets import load, try_call
+from torch_cudal1.targets import Loaded, load, try_call
 
-__all__ = ["WarmupResult", "warmup"]
+__all__ = ["WarmupResult", "warm", "warmup"]
 
 
 @dataclass(frozen=True)
@@ -52,23 +53,17 @@ def warmup(
     for target in [targets] if isinstance(targets, str) else targets:
         for loaded in load(target, device=device):
             try_call(loaded)
-            results.append(_warm(loaded.name, loaded.module, loaded.inputs, chosen, progress, training))
+            results.append(warm(loaded, chosen, progress=progress, training=training))
     return tuple(results)
 
 
-def _warm(
-    name: str,
-    module: torch.nn.Module,
-    inputs: tuple[object, ...],
-    settings: Settings,
-    progress: Progress | None,
-    training: bool,
-) -> WarmupResult:
-    before, started, started_at = observe.report().counters, time.monotonic(), time.time()
+def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False) -> WarmupResult:
+    """Tune one loaded target under `settings` as they are; a failure of ours is the error of the result."""
+    module, before, started, started_at = loaded.module, observe.report().counters, time.monotonic(), time.time()
     explanation, error = None, None
     try:
         with torch.set_grad_enabled(training):
-            accelerate(module, inputs, settings=settings, progress=progress)
+            accelerate(module, loaded.inputs, settings=settings, progress=progress)
         explanation = explain(module)
         restore(module)
         error = _problem_since(started_at)
@@ -79,7 +74,9 @@ def _warm(
     def grown(counter: str) -> int:
         return after.get(counter, 0) - before.get(counter, 0)
 
-    return WarmupResult(name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused"))
+    return WarmupResult(
+        loaded.name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused")
+    )
 
 
 def _problem_since(started_at: float) -> str | None:

@@ -6,7 +6,7 @@ Only the public functions of the package are used; what they answer is shown as 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1 import targets
-from torch_cudal1.commands import device, doctor
+from torch_cudal1.commands import device, doctor, fleet
 from torch_cudal1.errors import TargetError
 from torch_cudal1.explanation import Explanation, Plan, plain
 from torch_cudal1.settings import Settings
@@ -28,17 +28,45 @@ _FOUND_WRONG, _USAGE = 1, 2
 
 def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded; the others are still done."""
-    chosen = device.choose(args.device)
-    failed: list[TargetError] = []
+    failed: list[TargetError | str] = []
     results: list[Any] = []
+    resumed: tuple[str, ...] = ()
     names = [name for target in args.target for name in _expanded(target, failed)]
     with screen.progress() as progress:
-        for i, name in enumerate(names):
-            part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
-            try:
-                results += cudal1.warmup(name, settings=settings, progress=part, training=args.training, device=chosen)
-            except TargetError as error:
-                failed.append(error)
+        if fleet.crew_asked(args):
+            done = fleet.warmed(args, names, settings, progress)
+            results, resumed = list(done.results), done.resumed
+            failed += done.unusable
+            for problem in done.problems:
+                screen.problem(problem)
+        else:
+            _one_after_another(args, names, settings, progress, results, failed)
+    _show_warmed(results, resumed, screen)
+    screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
+    stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
+    _write_page(args, screen, "cudal1 warmup", stories, settings)
+    return _told(screen, failed) or (_FOUND_WRONG if any(r.error for r in results) else 0)
+
+
+def _one_after_another(
+    args: argparse.Namespace,
+    names: list[str],
+    settings: Settings,
+    progress: ProgressCallback,
+    results: list[Any],
+    failed: list[TargetError | str],
+) -> None:
+    """All in this process."""
+    chosen = device.choose(args.device)
+    for i, name in enumerate(names):
+        part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
+        try:
+            results += cudal1.warmup(name, settings=settings, progress=part, training=args.training, device=chosen)
+        except TargetError as error:
+            failed.append(error)
+
+
+def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -> None:
     rows = [
         [
             r.target,
@@ -54,10 +82,8 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     for r in results:
         if r.error:
             screen.problem(f"{r.target}: {r.error}")
-    screen.json({"results": results, "failed": [str(error) for error in failed]})
-    stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
-    _write_page(args, screen, "cudal1 warmup", stories, settings)
-    return _told(screen, failed) or (_FOUND_WRONG if any(r.error for r in results) else 0)
+    if resumed:
+        screen.line(f"{text.counted(len(resumed), 'target')} had been finished by a run that was interrupted")
 
 
 def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -124,7 +150,7 @@ def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: lis
                 del loaded
 
 
-def _expanded(name: str, failed: list[TargetError]) -> tuple[str, ...]:
+def _expanded(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
     try:
         return targets.expand(name)
     except TargetError as error:
@@ -141,7 +167,7 @@ def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> P
     return part
 
 
-def _told(screen: Screen, failed: list[TargetError]) -> int:
+def _told(screen: Screen, failed: Sequence[TargetError | str]) -> int:
     for error in failed:
         screen.problem(str(error))
     return _USAGE if failed else 0

@@ -1,0 +1,71 @@
+"""`cudal1 warmup` with many workers: `--devices`, `--workers`, `--cluster`. Picks the crew and turns its answers into results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_cudal1.commands import device
+from torch_cudal1.errors import SettingError
+from torch_cudal1.fleet.cluster import RayCrew
+from torch_cudal1.fleet.crew import Crew, carry_out
+from torch_cudal1.fleet.journal import journal_for
+from torch_cudal1.fleet.local import LocalCrew, cpu_seats, gpu_seats
+from torch_cudal1.fleet.task import Answer, Order, Task
+from torch_cudal1.settings import Settings
+from torch_cudal1.view.terminal import ProgressCallback
+from torch_cudal1.warm_up import WarmupResult
+
+__all__ = ["Warmed", "crew_asked", "warmed"]
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What came of it: results, targets that cannot be used, what an earlier run had finished, and other problems."""
+
+    results: tuple[WarmupResult, ...]
+    unusable: tuple[str, ...]
+    resumed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def crew_asked(args: argparse.Namespace) -> bool:
+    """Whether more than this process is to work."""
+    return args.devices is not None or args.workers is not None or args.cluster is not None
+
+
+def warmed(args: argparse.Namespace, targets: Sequence[str], settings: Settings, progress: ProgressCallback) -> Warmed:
+    """Warm single targets with the crew that was asked for. Raises SettingError for one that this machine cannot have."""
+    if args.devices is not None and args.device == "cpu":
+        raise SettingError("devices", args.devices, "no --device cpu beside it; workers for the CPU are `--workers N`")
+    chosen = device.choose("cuda" if args.devices is not None else args.device)
+    order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen)
+    tasks = [Task(target) for target in targets]
+    done = carry_out(tasks, _crew(args, order), journal_for(order, tasks), progress)
+    return Warmed(
+        tuple(_result(answer) for answer in done.answers if not answer.unusable),
+        tuple(answer.unusable for answer in done.answers if answer.unusable),
+        tuple(answer.task.target for answer in done.answers if answer.resumed),
+        done.problems,
+    )
+
+
+def _crew(args: argparse.Namespace, order: Order) -> Crew:
+    cores = sorted(os.sched_getaffinity(0))
+    if args.cluster is not None:
+        return RayCrew(order, args.cluster)
+    if args.devices is not None:
+        return LocalCrew(order, gpu_seats(args.devices, torch.cuda.device_count(), cores))
+    if order.device == "cuda":
+        raise SettingError("workers", args.workers, "`--devices all` for the GPUs of this machine, or `--device cpu` beside it")
+    return LocalCrew(order, cpu_seats(args.workers, cores))
+
+
+def _result(answer: Answer) -> WarmupResult:
+    if answer.result is not None:
+        return answer.result
+    return WarmupResult(answer.task.target, None, answer.died, 0.0, 0, 0)
