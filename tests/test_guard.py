@@ -488,6 +488,8 @@ def test_both_implementations_and_the_words_agree_on_any_sequence(names: list[st
         with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError, ValueError):
             mutate(module)
         assert python.holds() == cpp.holds() == (python.why() == "") == (cpp.why() == "")
+        if name == "storage freed":  # what comes next may write into it, which ends the process, ours or not
+            break
 
 
 @pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")

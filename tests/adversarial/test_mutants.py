@@ -42,7 +42,7 @@ def judged(child: Child, mutant: Mutant, profile: str) -> list[Check]:
     return [check for check in checks if not check.passed]
 
 
-@pytest.mark.parametrize("mutant", mutants(), ids=lambda m: f"{m.mutator}-{m.region}-{m.step}")
+@pytest.mark.parametrize("mutant", list(mutants()), ids=lambda m: f"{m.mutator}-{m.region}-{m.step}")
 def test_a_mutant_is_refused_if_it_is_dishonest_and_accepted_if_not(child: Child, mutant: Mutant) -> None:
     failed = judged(child, mutant, "fast")
     assert bool(failed) != mutant.honest, failed
