@@ -180,7 +180,9 @@ def _layered(found: Sequence[Held]) -> list[tuple[Member, Held]]:
 def _manifest(path: Path, header: bytes) -> Manifest:
     """The manifest in a header. The counts bound the memory that parsing may take before anything in it is believed."""
     most = _TOKENS_PER_FILE * FILES_LIMIT
-    if b"\\u" in header or max(header.count(token) for token in (b",", b"[", b"{")) > most:
+    if b"\\u" in header:
+        raise SupplyError(path, "form", "its header holds escapes, which no bundle of `cudal1 export` needs")
+    if max(header.count(token) for token in (b",", b"[", b"{")) > most:
         raise SupplyError(path, "count", f"its header lists more than {FILES_LIMIT} files; expected a bundle of `cudal1 export`")
     try:
         body = json.loads(json.loads(header)["__metadata__"][METADATA_KEY])
