@@ -28,8 +28,8 @@ _EPILOG = """\
 TARGET is file.py:callable or package.module:callable returning (module, inputs), a KernelBench-style file (Model, get_inputs,
 get_init_inputs), or a folder of those.
 
-exit codes: 0 all well; 1 something was found wrong (verify: broken entries; explain --fail-on-miss, coverage, lock: regions without
-a decision; lock --check: a cache that differs; import: a bundle that breaks a rule;
+exit codes: 0 all well; 1 something was found wrong (verify: broken or refused entries; explain --fail-on-miss, coverage, lock:
+regions without a decision; lock --check: a cache that differs; import: a bundle that breaks a rule; keys list: an unusable list;
 doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted.
 judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used.
 import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read."""
@@ -186,6 +186,30 @@ def _export_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("flashinfer-trace"), metavar="DIR", help="where to (./flashinfer-trace)")
 
 
+def _trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--publishers", type=Path, metavar="PATH", help="the list of publishers whose signature is accepted (TOML)")
+    parser.add_argument("--revoked", type=Path, metavar="PATH", help="the list of what must not be used any more (TOML)")
+    parser.add_argument("--trust", choices=("judge", "signed"), help="what an unsigned entry from outside the cache gets (judge)")
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("new", "list"), help="new: a key pair for NAME; list: both lists as they hold now")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the publisher, such as platform-team")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="the private key's file (~/.config/torch_cudal1/keys/NAME.pem)")
+
+
+def _sign(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("keyfile", metavar="KEYFILE", type=Path, help="the private key of `cudal1 keys new`")
+    parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything, aliases too")
+
+
+def _revoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", metavar="WHAT", nargs="+", help="a region's key or its start, entry:DIGEST, program:DIGEST, or ed25519:PUBLICKEY"
+    )
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for whoever meets the refusal")
+
+
 def _judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reference", metavar="REFERENCE", nargs="?", type=Path, help="file with Model, get_inputs, get_init_inputs")
     parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", type=Path, help="file with ModelNew")
@@ -207,11 +231,19 @@ _COMMANDS = (
     _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
     _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
     _Command(
-        "warmup", "models", "warmup", "fill the cache for TARGET ahead of time", (_target, *_RUN, _search, _training, _crew, _page)
+        "warmup",
+        "models",
+        "warmup",
+        "fill the cache for TARGET ahead of time",
+        (_target, *_RUN, _trust, _search, _training, _crew, _page),
     ),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
     _Command(
-        "explain", "models", "explain", "what runs in TARGET, what was tried, why", (_target, *_RUN, _search, _explain, _page)
+        "explain",
+        "models",
+        "explain",
+        "what runs in TARGET, what was tried, why",
+        (_target, *_RUN, _trust, _search, _explain, _page),
     ),
     _Command("judge", "judge", "run", "is a ModelNew right, and faster than the best way to run its Model", (_judge, _device)),
     _Command(
@@ -228,12 +260,33 @@ _COMMANDS = (
         "write stored decisions for TARGET as FlashInfer-Trace files",
         (_target, _export_kernels, *_RUN),
     ),
-    _Command("list", "entries", "list_entries", "the entries of the cache", (_cache,)),
-    _Command("show", "entries", "show", "one entry with its evidence", (_key, _cache)),
-    _Command("verify", "entries", "verify", "read every entry and check digests and Programs", (_cache,)),
+    _Command(
+        "list",
+        "entries",
+        "list_entries",
+        "the entries of the cache",
+        (
+            _trust,
+            _cache,
+        ),
+    ),
+    _Command("show", "entries", "show", "one entry with its evidence", (_key, _trust, _cache)),
+    _Command(
+        "verify",
+        "entries",
+        "verify",
+        "read every entry: digests, Programs, signatures, revocations",
+        (
+            _trust,
+            _cache,
+        ),
+    ),
     _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
     _Command("push", "hub", "push", "the entries of the cache into a Hub repository", (_repo, _push, _families, _cache)),
     _Command("pull", "hub", "pull", "the entries of a Hub repository here, at a pinned commit", (_repo, _pull, _cache)),
+    _Command("keys", "trust", "keys", "make a signing key, or show whom this machine trusts", (_keys, _trust, _cache)),
+    _Command("sign", "trust", "sign", "sign the entries of the own cache", (_sign, _trust, _cache)),
+    _Command("revoke", "trust", "revoke", "add to the list of what must not be used any more", (_revoke, _trust, _cache)),
     _Command("lock", "supply", "lock", "write or check cudal1.lock: what a cache must hold", (_lock, _families, _training, *_RUN)),
     _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _cache)),
     _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
@@ -245,7 +298,7 @@ _COMMANDS = (
         (_coverage, _families, _training, *_RUN),
     ),
 )
-_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline", "hub")
+_SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline", "hub", "trust", "publishers", "revoked")
 
 
 def parser() -> argparse.ArgumentParser:

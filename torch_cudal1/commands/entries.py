@@ -6,15 +6,18 @@ It reads and deletes files through `source.cache` only; it runs nothing that an 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from torch_cudal1.commands.trust import bad_signatures, list_problems, unchecked_signatures, vouching
 from torch_cudal1.errors import SettingError
 from torch_cudal1.place import cache_for
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import Broken, Found, LocalCache
 from torch_cudal1.source.quarantine import Quarantined, lift, records
+from torch_cudal1.source.trust import Refused, Vouched
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
@@ -34,13 +37,14 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
             f.entry.choice.label + (" (quarantined)" if _why(f, held) else ""),
             text.speedup(f.entry.speedup),
             f.entry.contract.precision,
+            vouching(f),
             text.size(f.path.stat().st_size),
             f.entry.created[:10],
         ]
         for f in whole
     ]
     if rows:
-        screen.table(("key", "region", "judged on", "runs", "at least", "precision", "size", "made"), rows)
+        screen.table(("key", "region", "judged on", "runs", "at least", "precision", "vouched by", "size", "made"), rows)
     screen.line(f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
     screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f, held) for f in whole], "broken": _broken_json(found)})
     return 0
@@ -61,20 +65,38 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Read every entry: schema, digests, the Program's rules. Exit code 1 if any is broken."""
+    """Read every entry: schema, digests, the Program's rules, signatures, revocations, and the lists that say whose count.
+
+    Exit code 1 if any is broken, refused or carries a signature that does not fit; an entry without one is only counted.
+    """
     cache = _cache(settings)
     with screen.progress() as progress:
         progress("reading entries", None)
         broken = cache.verify()
-        whole = sum(isinstance(f, Found) for f in cache.entries())
+        found = [f for f in cache.entries() if isinstance(f, Found)]
+    whole, refused = len(found), _refused(found)
+    if refused:
+        screen.table(("refused file", "why"), [[str(path), why] for path, why in refused])
+    for problem in (problems := list_problems(settings)):
+        screen.problem(problem)
     if broken:
         screen.table(("broken file", "why"), [[str(b.path), b.reason] for b in broken])
     screen.line(
         f"whole: {text.counted(whole, 'entry', 'entries')}; broken: {text.counted(len(broken), 'file')}"
         + (": `cudal1 purge --broken --yes`" if broken else "")
     )
-    screen.json({"whole": whole, "broken": [{"path": b.path, "reason": b.reason} for b in broken]})
-    return 1 if broken else 0
+    told = _vouched_for(found)
+    screen.line("; ".join(f"{name}: {count}" for name, count in told.items()))
+    screen.json(
+        {
+            "whole": whole,
+            "broken": [{"path": b.path, "reason": b.reason} for b in broken],
+            "refused": [{"path": path, "reason": why} for path, why in refused],
+            "vouched": told,
+            "problems": problems,
+        }
+    )
+    return 1 if broken or refused or problems else 0
 
 
 def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -109,6 +131,24 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers]})
     return 1 if done.failed else 0
+
+
+def _refused(found: Sequence[Found]) -> list[tuple[Path, str]]:
+    """Files that are not to be used, or were altered since somebody signed them, and why."""
+    refused = [(f.path, f.standing.reason) for f in found if isinstance(f.standing, Refused)]
+    return refused + [(f.path, why) for f in found for why in bad_signatures(f)]
+
+
+def _vouched_for(found: Sequence[Found]) -> dict[str, int]:
+    """How many entries each one vouches for, nobody included."""
+    names = [
+        f.standing.by if isinstance(f.standing, Vouched) else "refused" if isinstance(f.standing, Refused) else "nobody"
+        for f in found
+    ]
+    told = {f"vouched for by {name}": names.count(name) for name in sorted(set(names) - {"refused"})}
+    unchecked = sum(map(unchecked_signatures, found))
+    more = {"signatures not verified (`cryptography` is not installed)": unchecked} if unchecked else {}
+    return {"signed": sum(bool(f.signatures) for f in found), "refused": names.count("refused"), **told, **more}
 
 
 def _lift(cache: LocalCache, starts: tuple[str, ...], sure: bool, screen: Screen) -> int:
@@ -148,6 +188,11 @@ def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None
         ("judged on", ", ".join(f"{name} {value}" for name, value in vars(entry.target).items() if value)),
         ("contract", ", ".join(f"{name} {value}" for name, value in vars(entry.contract).items())),
         ("made", f"{entry.created} by torch-cudal1 {entry.package}"),
+        ("judged by", _attested(entry)),
+        ("vouched by", vouching(found)),
+        *[("signed with", signature.key) for signature in found.signatures],
+        ("digest", f"entry:{found.digest}"),
+        ("", f"program:{entry.choice.program.digest}"),
         ("file", f"{found.path} ({text.size(found.path.stat().st_size)})"),
     )
     screen.table(("entry", ""), [list(fact) for fact in facts])
@@ -163,6 +208,12 @@ def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None
             [[str(one.get(name) or text.ABSENT) for name in ("label", "decision", "detector", "reason")] for one in entry.tried],
         )
         screen.line("")
+
+
+def _attested(entry: Entry) -> str:
+    """What the evidence says about its own making."""
+    told = entry.evidence.get("attestation")
+    return ", ".join(f"{name} {value}" for name, value in told.items()) if isinstance(told, Mapping) else text.ABSENT
 
 
 def _check(check: Any) -> list[str]:
@@ -195,6 +246,10 @@ def _brief(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
         "contract": entry.contract,
         "runs": entry.choice.label,
         "quarantined": _why(found, held),
+        "vouched_by": found.standing.by if isinstance(found.standing, Vouched) else None,
+        "standing": vouching(found),
+        "signatures": [signature.key for signature in found.signatures],
+        "digest": found.digest,
         "origin": entry.choice.origin,
         "techniques": entry.choice.techniques,
         "speedup_at_least": entry.speedup,
