@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.fx as fx
@@ -19,6 +19,10 @@ from torch_cudal1 import observe
 from torch_cudal1.errors import CacheMissError, NotLowerableError, SettingError
 from torch_cudal1.settings import Settings
 
+if TYPE_CHECKING:
+    from torch_cudal1.ranks import Apart, Told
+
+_Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
 __all__ = ["cudal1"]
 
 _MORE_THAN_NOISE = 1.02
@@ -61,9 +65,10 @@ def _is_control_flow(error: Exception) -> bool:
 def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
     """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself is only read."""
     from torch_cudal1.graph.capture import is_dynamic
-    from torch_cudal1.graph.identity import Unnamed, graph_digest
+    from torch_cudal1.graph.identity import Unnamed, graph_digest, graph_outline
     from torch_cudal1.machine import device_of
     from torch_cudal1.place import place_for
+    from torch_cudal1.ranks import Apart, agreed
 
     if is_dynamic(inputs):
         observe.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
@@ -71,38 +76,73 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
     place = place_for(device_of(list(inputs)), settings)
     digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
     name = None if isinstance(digest, Unnamed) else digest
+    found = agreed(
+        [name or graph_outline(gm)],
+        place,
+        decide=lambda: _known_or_decided(gm, inputs, place, options, name),
+        follow=lambda told: _followed(gm, inputs, place, options, told),
+    )
+    if isinstance(found, Apart) and settings.on_miss == "error":
+        raise CacheMissError(name or "unnamed", f"a graph of torch.compile: {found.reason}")
+    return None if isinstance(found, Apart) else found
+
+
+def _known_or_decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None) -> _Answer:
+    """What the cache remembers of the graph of that name, else what is decided now."""
+    from torch_cudal1.ranks import Told
+
     known = place.alias(name) if name else None
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager", "inductor+graph"):
         observe.count("graphs_remembered")
-        return _remembered(gm, inputs, str(known["runs"]), place, options)
+        return _remembered(gm, inputs, str(known["runs"]), place, options), Told(str(known["runs"]))
     return _decided(gm, inputs, place, options, name)
 
 
-def _decided(
-    gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None
+def _followed(
+    gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], told: Told
 ) -> Callable[..., Any] | None:
+    """What another rank decided for this graph."""
+    from torch_cudal1.graph.capture import trace
+    from torch_cudal1.ranks import choices_from
+
+    if told.runs != "swaps":
+        return _remembered(gm, inputs, told.runs, place, options)
+    traced = trace(gm, inputs)
+    lowered = _lowered(traced)
+    return _own_path(traced, lowered, choices_from(told, [item.region for item in lowered], place), place, options)
+
+
+def _lowered(traced: Any) -> list[Any]:
+    from torch_cudal1.graph.lower import lower
+
+    return [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in traced.graphs]
+
+
+def _decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None) -> _Answer:
     """Trace, choose for each graph, and remember under `name` what needs no trace next time; None for plain Inductor."""
     from torch_cudal1.graph.capture import trace
-    from torch_cudal1.graph.lower import lower
     from torch_cudal1.pipeline import choose
+    from torch_cudal1.ranks import Apart, Told
 
     try:
         traced = trace(gm, inputs)
-        lowered = [lower(graph.module, static=graph.static, kind=graph.kind, name=graph.kind) for graph in traced.graphs]
+        lowered = _lowered(traced)
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
-        return None
+        return None, Told("inductor")
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
-    if any(choice.entry is None for choice in choices):
-        return None
+    unknown = next((choice.reason for choice in choices if choice.entry is None), "")
+    if unknown:
+        return None, Apart(unknown)
     runs = _measured_step(choices, place) or _what_runs(choices, place.settings.margin)
     if runs == "swaps" and _is_inductor_in_a_graph(gm, traced, choices):
         runs = "inductor+graph"
     if runs == "swaps":
-        return _own_path(traced, lowered, choices, place, options)
+        entries = tuple(choice.entry for choice in choices if choice.entry is not None)
+        return _own_path(traced, lowered, choices, place, options), Told(runs, entries=entries)
     if name:
         place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
-    return _remembered(gm, inputs, runs, place, options)
+    return _remembered(gm, inputs, runs, place, options), Told(runs)
 
 
 def _remembered(

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torch_cudal1 import guard, observe
 from torch_cudal1.double_backward import differentiable_twice
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.errors import CacheMissError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import Call, Flat, keeping_versions, random_kept, stand_in
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
@@ -29,6 +29,7 @@ from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
+from torch_cudal1.ranks import Apart, Told, agreed, choices_from
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
@@ -84,31 +85,68 @@ def bind(
         observe.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
     place = place_for(device_of([*flat.tensors, *module.parameters()]), settings)
-    choices = tuple(
-        choose(item.region, place, examples=_examples(item, graph, flat, module), progress=progress)
-        for item, graph in zip(lowered, traced.graphs, strict=True)
+    task = _Task(module, flat, traced, lowered, held, place)
+    regions = [item.region for item in lowered]
+    found = agreed(
+        [region.key for region in regions],
+        place,
+        decide=lambda: task.decide(progress),
+        follow=lambda told: task.bind(choices_from(told, regions, place), _Settled(told.runs, told.note))[0],
     )
-    if any(choice.entry is None for choice in choices):
-        return Unbound(next(choice.reason for choice in choices if choice.entry is None), choices, missed=True)
+    if not isinstance(found, Apart):
+        return found
+    if settings.on_miss == "error":
+        raise CacheMissError(regions[0].key, f"{regions[0].name}: {found.reason}")
+    return Unbound(f"ranks do not agree: {found.reason}", missed=True)
 
-    def fill() -> tuple[Callable[..., Any], Direct | None]:
-        built = _fill(traced, lowered, choices, place)
-        return traced.call, _direct(traced, lowered, built, flat)
 
-    builders = _contenders(module, flat, choices, fill, held)
-    if not builders:
-        return Unbound("eager is the fastest baseline and nothing beat it", choices)
-    settled = _settled(builders, choices, place)
-    if settled is None:
-        written = {name for graph in traced.graphs for name in graph.writes}
-        trial = _Trial(module, flat, written, len(traced.graphs) > 1)
-        settled = _end_to_end(trial, {label: build() for label, build in builders.items()}, choices, place)
-    if settled.winner == "eager":
-        return Unbound(settled.note, choices)
-    call = settled.call or builders[settled.winner]()
-    flat.release()
-    direct, call = (call.direct, call.call) if isinstance(call, _Served) else (None, call)
-    return Bound(call, held, choices, settled.note, weights_of(module), direct)
+@dataclass(frozen=True)
+class _Task:
+    """One captured call, to be decided and bound."""
+
+    module: torch.nn.Module
+    flat: Flat
+    traced: Traced
+    lowered: Sequence[Lowered]
+    held: guard.ModuleGuard
+    place: Place
+
+    def decide(self, progress: Progress | None) -> tuple[Bound | Unbound, Told | Apart]:
+        """What this process makes of the call, and what it tells other ranks."""
+        choices = tuple(
+            choose(item.region, self.place, examples=_examples(item, graph, self.flat, self.module), progress=progress)
+            for item, graph in zip(self.lowered, self.traced.graphs, strict=True)
+        )
+        entries = tuple(choice.entry for choice in choices if choice.entry is not None)
+        if len(entries) < len(choices):
+            reason = next(choice.reason for choice in choices if choice.entry is None)
+            return Unbound(reason, choices, missed=True), Apart(reason)
+        bound, settled = self.bind(choices, None)
+        return bound, Told(settled.winner, settled.note, entries)
+
+    def bind(self, choices: tuple[Choice, ...], settled: _Settled | None) -> tuple[Bound | Unbound, _Settled]:
+        """Build what `settled` says (None: what the cache remembers, else what is measured now)."""
+        flat, traced, place = self.flat, self.traced, self.place
+
+        def fill() -> tuple[Callable[..., Any], Direct | None]:
+            built = _fill(traced, self.lowered, choices, place)
+            return traced.call, _direct(traced, self.lowered, built, flat)
+
+        builders = _contenders(self.module, flat, choices, fill, self.held)
+        if not builders:
+            nothing = _Settled("eager", "eager is the fastest baseline and nothing beat it")
+            return Unbound(nothing.note, choices), nothing
+        settled = settled or _settled(builders, choices, place)
+        if settled is None:
+            written = {name for graph in traced.graphs for name in graph.writes}
+            trial = _Trial(self.module, flat, written, len(traced.graphs) > 1)
+            settled = _end_to_end(trial, {label: build() for label, build in builders.items()}, choices, place)
+        if settled.winner == "eager":
+            return Unbound(settled.note, choices), settled
+        call = settled.call or builders[settled.winner]()
+        flat.release()
+        direct, call = (call.direct, call.call) if isinstance(call, _Served) else (None, call)
+        return Bound(call, self.held, choices, settled.note, weights_of(self.module), direct), settled
 
 
 def weights_of(module: torch.nn.Module) -> frozenset[int]:

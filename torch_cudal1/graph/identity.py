@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.model import canonical_json, encode_arg, tensor_digest
 
-__all__ = ["Unnamed", "graph_digest"]
+__all__ = ["Unnamed", "graph_digest", "graph_outline"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ def graph_digest(module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[
     except _CannotNameError as problem:
         return Unnamed(str(problem))
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
+
+def graph_outline(module: fx.GraphModule) -> str:
+    """sha256 over the kinds and names of the nodes: tells graphs of one program apart, in any process; not enough for a cache."""
+    names = [[node.op, node.name, getattr(node.target, "__name__", str(node.target))] for node in module.graph.nodes]
+    return hashlib.sha256(canonical_json(names).encode()).hexdigest()
 
 
 def _nodes(module: fx.GraphModule) -> Iterator[Any]:

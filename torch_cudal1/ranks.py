@@ -1,0 +1,250 @@
+"""Ranks agree: under `torch.distributed`, ranks that run the same graph run the same choice, decided once.
+
+    every rank: "here I am, with this graph" ──> all came ──> the lowest rank with that graph decides, from its cache or by a
+    search, and tells the entries ──> each other rank: "I can" or "I cannot, because" ──> one verdict: all use it, or all baseline
+
+Everything goes through the store that the process group was set up with: no collective is called, so none can hang, and none of the
+user's is disturbed. Each wait ends after `ranks_timeout_s`; what then counts is the first verdict in the store, which every rank
+reads, also one that comes later. After a meeting that not all came to, a process waits a second at the most until one succeeds.
+
+The n-th binding of a rank meets the n-th bindings of the others. A rank that brings another graph is named in the log and in the
+report; ranks with equal graphs agree among themselves. Bytes of an entry from another rank are used, and not written to a cache.
+What it does not do: notice that ranks' weights or inputs differ, or keep them in step at later calls.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from torch_cudal1 import observe
+from torch_cudal1.pipeline import Choice
+from torch_cudal1.place import Place
+from torch_cudal1.records import Entry, Miss, Region
+from torch_cudal1.source.cache import stale_reason
+from torch_cudal1.source.entry_file import decode_entry, encode_entry
+from torch_cudal1.source.quarantine import reason_for
+
+__all__ = ["Apart", "Told", "agreed", "choices_from"]
+
+T = TypeVar("T")
+_DECIDING_S = 600.0  # for building and measuring what was chosen; a search comes on top
+_IMPATIENT_S = 1.0
+_CHUNK, _LIMIT_BYTES = 1 << 20, 64 << 20  # TCPStore refuses values of more than 8 MiB
+_ALL, _USE = "all came", "use it"
+_numbers = itertools.count()
+_meeting = threading.RLock()  # bindings of two threads are two meetings, one after the other
+_kept_waiting = False
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The ranks did not agree on a choice, so each runs its baseline; and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the deciding rank tells the others: what runs as a whole, a sentence about it, and the entries of the regions."""
+
+    runs: str
+    note: str = ""
+    entries: tuple[Entry, ...] = ()
+
+
+def agreed(
+    graphs: Sequence[str],
+    place: Place,
+    *,
+    decide: Callable[[], tuple[T, Told | Apart]],
+    follow: Callable[[Told], T],
+) -> T | Apart:
+    """`decide()`'s result where this process is alone or leads; else `follow(...)` of what the leader told; or Apart.
+
+    `graphs` are digests that are equal on ranks with equal graphs. `decide` may say Apart, such as for a cache that knows nothing:
+    then its own result stands, and the others are Apart. What it raises is raised after the others were told.
+    """
+    store = _store() if place.settings.ranks_agree else None
+    if store is None:
+        return decide()[0]
+    with _meeting:
+        try:
+            return _met(_Meeting(store, graphs, place), decide, follow)
+        except dist.DistError as error:  # the store's host is gone: the process group is about to fail too
+            observe.record("ranks", "apart", reason=f"{type(error).__name__}: {error}")
+            return Apart(f"the store of the process group failed: {error}")
+
+
+def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[Choice, ...]:
+    """The leader's entries as this rank's choices. KeyError for a region that the leader told nothing about."""
+    known = {entry.region_key: entry for entry in told.entries}
+    found = [known[region.key] for region in regions]
+    return tuple(
+        Choice(region, entry.choice, entry, "as another rank decided") for region, entry in zip(regions, found, strict=True)
+    )
+
+
+def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow: Callable[[Told], T]) -> T | Apart:
+    absent = meeting.gather()
+    if absent:
+        return _apart(absent)
+    if not meeting.leads:
+        told = meeting.hear()
+        problem = told.reason if isinstance(told, Apart) else meeting.objection(told)
+        verdict = meeting.settle(problem)
+        return follow(told) if isinstance(told, Told) and verdict == _USE else _apart(verdict)
+    try:
+        own, telling = decide()
+    except BaseException as error:
+        meeting.tell(Apart(f"rank {meeting.rank}: {type(error).__name__}: {error}"))
+        raise
+    told_reason = meeting.tell(telling)
+    verdict = meeting.settle(told_reason)
+    return own if verdict == _USE or isinstance(telling, Apart) else _apart(verdict)
+
+
+def _apart(reason: str) -> Apart:
+    observe.record("ranks", "apart", reason=reason)
+    observe.log.warning("cudal1: ranks do not agree, so the baseline runs: %s", reason)
+    return Apart(reason)
+
+
+class _Meeting:
+    """One agreement, seen from one rank."""
+
+    def __init__(self, store: Any, graphs: Sequence[str], place: Place) -> None:
+        self._place, self._store = place, store
+        self._base = f"torch_cudal1/{next(_numbers)}"
+        self._graph = hashlib.sha256("|".join((*graphs, place.contract.digest)).encode()).hexdigest()
+        self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
+        self._group: tuple[int, ...] = ()
+        searched = place.settings.budget_s + place.settings.candidate_timeout_s if place.settings.on_miss == "tune" else 0.0
+        self._deciding_s = _DECIDING_S + 2 * searched * len(graphs)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides."""
+        return self.rank == self._leader
+
+    def gather(self) -> str:
+        """Wait for all ranks, and find those with the same graph. Why there is no agreement, "" if there may be one."""
+        global _kept_waiting
+        patience = self._place.settings.ranks_timeout_s
+        patience = min(patience, _IMPATIENT_S) if _kept_waiting else patience
+        self._set(f"at/{self.rank}", self._graph)
+        came = self._wait([f"at/{rank}" for rank in range(self._size)], "closed", patience)
+        outcome = self._first("closed", _ALL if came else self._absent(patience))
+        _kept_waiting = outcome != _ALL
+        if _kept_waiting:
+            return outcome
+        graphs = [self._get(f"at/{rank}") for rank in range(self._size)]
+        self._group = tuple(rank for rank, graph in enumerate(graphs) if graph == self._graph)
+        self._leader = self._group[0]
+        others = [rank for rank in range(self._size) if rank not in self._group]
+        if others:
+            observe.record("ranks", "graphs_differ", rank=self.rank, same=self._group, others=others)
+            observe.log.warning("cudal1: ranks %s run another graph than rank %d; they agree among themselves", others, self.rank)
+        return ""
+
+    def tell(self, telling: Told | Apart) -> str:
+        """Leader: tell the others. Why they cannot follow, "" if they may."""
+        if len(self._group) == 1:
+            return telling.reason if isinstance(telling, Apart) else ""
+        if isinstance(telling, Told):
+            body = json.dumps([base64.b64encode(encode_entry(entry)).decode() for entry in telling.entries])
+            if len(body) > _LIMIT_BYTES:
+                telling = Apart(f"its entries are too large to hand to other ranks ({len(body)} bytes, at most {_LIMIT_BYTES})")
+        if isinstance(telling, Apart):
+            self._set(f"told/{self._leader}", json.dumps({"apart": telling.reason}))
+            return telling.reason
+        chunks = [body[start : start + _CHUNK] for start in range(0, len(body), _CHUNK)]
+        for number, chunk in enumerate(chunks):
+            self._set(f"bytes/{self._leader}/{number}", chunk)
+        self._set(f"told/{self._leader}", json.dumps({"runs": telling.runs, "note": telling.note, "chunks": len(chunks)}))
+        return ""
+
+    def hear(self) -> Told | Apart:
+        """Others: what the leader decided."""
+        if not self._wait([f"told/{self._leader}"], f"verdict/{self._leader}", self._deciding_s):
+            return Apart(f"rank {self._leader} told nothing within {self._deciding_s:g} s")
+        told = json.loads(self._get(f"told/{self._leader}"))
+        if "apart" in told:
+            return Apart(str(told["apart"]))
+        body = "".join(self._get(f"bytes/{self._leader}/{number}") for number in range(told["chunks"]))
+        entries = [decode_entry(base64.b64decode(text)) for text in json.loads(body)]
+        unread = next((entry for entry in entries if isinstance(entry, Miss)), None)
+        if unread is not None:
+            return Apart(f"an entry of rank {self._leader} is {unread.reason}")
+        return Told(told["runs"], told["note"], tuple(entry for entry in entries if isinstance(entry, Entry)))
+
+    def objection(self, told: Told) -> str:
+        """Why this rank cannot run what another one decided, "" if it can."""
+        for entry in told.entries:
+            if entry.contract.digest != self._place.contract.digest:
+                return f"rank {self.rank} works under another precision contract"
+            if entry.choice.program.digest == entry.region_key:
+                continue  # a baseline is PyTorch's own work, which runs anywhere
+            if entry.target.family != self._place.target.family or (stale := stale_reason(entry.target, self._place.target)):
+                return f"rank {self.rank}: {stale or 'judged on ' + entry.target.family}"
+            cache, choice = self._place.cache, entry.choice
+            held = reason_for((cache.root, *cache.read_only), entry.region_key, choice.digest)
+            if reason := cache.revoked(choice.program) or held:
+                return f"rank {self.rank}: {reason}"
+        return ""
+
+    def settle(self, problem: str) -> str:
+        """Answer, wait for the answers of the group, and the verdict: `_USE`, or why all take the baseline."""
+        answers = [f"answer/{rank}" for rank in self._group]
+        self._set(f"answer/{self.rank}", problem or "yes")
+        patience = self._place.settings.ranks_timeout_s
+        own = problem
+        if self._wait(answers, f"verdict/{self._leader}", patience):
+            own = next((answer for name in answers if (answer := self._get(name)) != "yes"), _USE)
+        verdict = self._first(f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s")
+        if self.leads and verdict == _USE:
+            observe.record("ranks", "agreed", ranks=self._group)
+        return verdict
+
+    def _absent(self, patience: float) -> str:
+        came = [rank for rank in range(self._size) if self._has([f"at/{rank}"])]
+        return f"only ranks {came} of {self._size} came within {patience:g} s"
+
+    def _wait(self, names: Sequence[str], closed: str, patience: float) -> bool:
+        """Whether all of `names` are there before `patience` seconds are over, or `closed` is, which ends every wait."""
+        deadline, pause = time.monotonic() + patience, 0.001
+        while not (found := self._has(names)) and not self._has([closed]) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return found or self._has(names)
+
+    def _has(self, names: Sequence[str]) -> bool:
+        return bool(self._store.check([f"{self._base}/{name}" for name in names]))
+
+    def _get(self, name: str) -> str:
+        text: str = self._store.get(f"{self._base}/{name}").decode()
+        return text
+
+    def _set(self, name: str, value: str) -> None:
+        self._store.set(f"{self._base}/{name}", value)
+
+    def _first(self, name: str, value: str) -> str:
+        """What the first rank to come here set: of several proposals one wins, and everyone reads that one."""
+        won: str = self._store.compare_set(f"{self._base}/{name}", "", value).decode()
+        return won
+
+
+def _store() -> Any:
+    """The store of the default process group; None where this process is alone."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2 or dist.get_backend() == "fake":
+        return None
+    return dist.distributed_c10d._get_default_store()
