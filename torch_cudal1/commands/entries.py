@@ -37,7 +37,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
             f.entry.choice.label + (" (quarantined)" if _why(f, held) else ""),
             text.speedup(f.entry.speedup),
             f.entry.contract.precision,
-            vouching(f),
+            vouching(f).partition(":")[0],
             text.size(f.path.stat().st_size),
             f.entry.created[:10],
         ]
@@ -141,14 +141,11 @@ def _refused(found: Sequence[Found]) -> list[tuple[Path, str]]:
 
 def _vouched_for(found: Sequence[Found]) -> dict[str, int]:
     """How many entries each one vouches for, nobody included."""
-    names = [
-        f.standing.by if isinstance(f.standing, Vouched) else "refused" if isinstance(f.standing, Refused) else "nobody"
-        for f in found
-    ]
-    told = {f"vouched for by {name}": names.count(name) for name in sorted(set(names) - {"refused"})}
+    names = [vouching(f).partition(":")[0] for f in found]
+    told = {f"vouched for by {name}": names.count(name) for name in sorted(set(names) - {"REFUSED"})}
     unchecked = sum(map(unchecked_signatures, found))
     more = {"signatures not verified (`cryptography` is not installed)": unchecked} if unchecked else {}
-    return {"signed": sum(bool(f.signatures) for f in found), "refused": names.count("refused"), **told, **more}
+    return {"signed": sum(bool(f.signatures) for f in found), "refused": names.count("REFUSED"), **told, **more}
 
 
 def _lift(cache: LocalCache, starts: tuple[str, ...], sure: bool, screen: Screen) -> int:
