@@ -295,7 +295,7 @@ _COMMANDS = (
         "supply",
         "coverage",
         "what a deployment will have decided, from files",
-        (_coverage, _families, _training, *_RUN),
+        (_coverage, _families, _training, _trust, *_RUN),
     ),
 )
 _SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline", "hub", "trust", "publishers", "revoked")

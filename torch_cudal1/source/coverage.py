@@ -1,7 +1,7 @@
 """What a deployment will and will not have decided, asked of files alone: region keys, target families and a cache.
 
-Each stored decision is looked up as a process on the machine that judged it would look it up, so what a look-up refuses (damage,
-trust, revocation) is not counted as covered. It traces nothing, needs no device of the family asked for, and changes nothing.
+Each stored decision is looked up as a process on the machine that judged it would look it up, so what that refuses (damage, trust,
+revocation, quarantine) is not counted as covered. It traces nothing, needs no device of the family asked for, and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 from torch_cudal1.records import TOLERANCE_VERSION, Contract, Entry, Miss
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.inventory import Inventory
+from torch_cudal1.source.quarantine import reason_for
 
 __all__ = ["Coverage", "Deployment", "Wanted", "coverage_of"]
 
@@ -82,7 +83,7 @@ def _covered(source: str, key: str, name: str, place: Deployment, inventory: Inv
         reason = _unusable(entry, place, cache)
         if reason:
             reasons.append(reason)
-        elif entry.choice.origin == "baseline":
+        elif _is_baseline(entry):
             found.append(Coverage(source, place.family, key, name, "baseline", entry.choice.label, detail=_where(entry)))
         else:
             runs, gain = entry.choice.label, entry.speedup
@@ -98,7 +99,9 @@ def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
         return f"judged under tolerance version {held.version}, this package asks for {TOLERANCE_VERSION}"
     if (held.precision, held.assume_finite) != (asked.precision, asked.assume_finite):
         return f"judged under precision {held.precision!r}" + (", assuming finite values" if held.assume_finite else "")
-    if entry.choice.origin == "baseline":
+    if entry.evidence.get("granularity") == "island":
+        return "a kernel for a part of a model, never timed alone"
+    if _is_baseline(entry):
         others = []  # a baseline cannot be wrong, so it serves everywhere
     else:
         pairs = (("", place.sku, entry.target.sku), ("torch ", place.torch, entry.target.torch))
@@ -108,7 +111,16 @@ def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:
     looked_up = cache.get(entry.region_key, entry.target, entry.contract)
     if isinstance(looked_up, Miss):
         return f"a look-up refuses it: {looked_up.reason}"
-    return looked_up.stale or "" if entry.choice.origin != "baseline" else ""
+    if not looked_up.vouched_by:
+        return looked_up.stale or "nobody vouches for it"
+    if _is_baseline(entry):
+        return ""
+    return looked_up.stale or reason_for((cache.root, *cache.read_only), entry.region_key, entry.choice.digest)
+
+
+def _is_baseline(entry: Entry) -> bool:
+    """The region's own Program, whatever the entry says of itself."""
+    return entry.choice.origin == "baseline" and entry.choice.program.digest == entry.region_key
 
 
 def _where(entry: Entry) -> str:
