@@ -19,7 +19,7 @@ from torch_cudal1.warm_up import WarmupResult
 __all__ = ["Answer", "Order", "Task"]
 
 _HERE_ONLY = ("record", "on_mismatch")  # about serving; the second may be a function, which no other process can be given
-_WORDS = ("inf", "-inf", "nan")  # how `plain` writes what JSON has no word for
+_NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "eager_us", "inductor_us", "ours_us")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _region(data: Mapping[str, Any]) -> RegionReport:
 
 
 def _with_intervals(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: float(value) if value in _WORDS else value for name, value in data.items() if isinstance(value, str)}
-    found = {**data, **{name: value for name, value in found.items() if isinstance(value, float)}}
+    # `plain` writes a number that JSON has no word for as "inf", "-inf" or "nan"
+    numbers = {name: float(data[name]) for name in _NUMBERS if isinstance(data.get(name), str)}
     intervals = {name: Interval(**data[name]) for name in ("vs_eager", "vs_inductor") if data[name] is not None}
-    return {**found, **intervals}
+    return {**data, **numbers, **intervals}
