@@ -1,0 +1,42 @@
+"""Keys and lists for tests, and files altered as an attacker would: metadata changed, with or without a digest that fits again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+
+from torch_cudal1.program.model import canonical_json
+from torch_cudal1.source.entry_file import METADATA_KEY, digest_of
+from torch_cudal1.source.signature import Signer, load_signer, new_key
+
+
+def make_signer(folder: Path, name: str = "team") -> Signer:
+    """A fresh key in `folder`."""
+    new_key(name, folder / "keys" / f"{name}.pem", keep_out_of=())
+    return load_signer(folder / "keys" / f"{name}.pem", keep_out_of=())
+
+
+def allow(path: Path, **publishers: str) -> Path:
+    """A list of publishers at `path`: public keys by name."""
+    path.write_text("".join(f'[[publisher]]\nname = "{name}"\nkey = "{key}"\n' for name, key in publishers.items()))
+    return path
+
+
+def revoking(path: Path, **what: str) -> Path:
+    """A revocation list at `path`: one record a kind."""
+    path.write_text("".join(f'[[revoked]]\n{kind} = "{value}"\nreason = "found wrong"\n' for kind, value in what.items()))
+    return path
+
+
+def altered(data: bytes, change: Callable[[dict[str, Any]], object], *, digest_fits: bool = False) -> bytes:
+    """An entry file with its metadata changed."""
+    size = int.from_bytes(data[:8], "little")
+    meta = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][METADATA_KEY])
+    change(meta)
+    if digest_fits:
+        meta["digest"] = digest_of({name: value for name, value in meta.items() if name not in ("digest", "signatures")})
+    return bytes(save(load(data), metadata={METADATA_KEY: canonical_json(meta)}))
