@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch_cudal1.judge.detectors.modes import grad, mode, state_dict
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.detectors.rights import rights
 from torch_cudal1.judge.detectors.special import special
+from torch_cudal1.judge.detectors.training import loss_curve
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
 from torch_cudal1.judge.profiles import PROFILES, ProfileName
@@ -73,6 +75,16 @@ class Same(torch.autograd.Function):
     @staticmethod
     {once}
     def backward(ctx, g): return {backward}
+"""
+TIRED = """
+CALLS = [0]
+class Tired(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, r): return r * 1
+    @staticmethod
+    def backward(ctx, g):
+        CALLS[0] += 1
+        return g * (CALLS[0] < 30)
 """
 ROUGHLY = """
 if self.last is None or self.last[0].shape != x.shape or not torch.allclose(self.last[0], x + y, atol=1e-6):
@@ -287,6 +299,25 @@ ROWS: dict[str, Row] = {
         (grad,),
         None,
     ),
+    # training
+    "a backward that gives up after thirty calls": (
+        {"top": TIRED, "result": "Tired.apply(self.plain(x, y))"},
+        "strict",
+        (loss_curve,),
+        "grad",
+    ),
+    "a gradient two percent too small": (
+        {"top": SINGLE.format(once="", backward="0.98 * g"), "result": SAME},
+        "strict",
+        (loss_curve,),
+        "grad",
+    ),
+    "a backward of its own that holds on": (
+        {"top": SINGLE.format(once="", backward="g * 1"), "result": SAME},
+        "strict",
+        (loss_curve,),
+        None,
+    ),
     # concurrency
     "scratch shared by all calls": (
         {"top": "BOX = {}", "before": SHARED, "result": "self.plain(BOX['x'], 0 * y)"},
@@ -304,6 +335,7 @@ def reference() -> Iterator[tuple[PairSubject, list[torch.Tensor]]]:
         yield read_reference(oracle, REFERENCE, CPU)
 
 
+QUICK = PROFILES | {"strict": replace(PROFILES["strict"], descent=50)}
 Judge = Callable[[str, ProfileName, tuple[Detector, ...]], list[Check]]
 
 
@@ -318,7 +350,7 @@ def judged(reference: tuple[PairSubject, list[torch.Tensor]]) -> Judge:
             except CandidateFailure as error:
                 return [Check(error.detector, False, detail=error.found)]
             asked = (_sets if detectors == (perturb,) else _few_numerics, *detectors)
-            return list(validate(trial, PROFILES[profile], detectors=asked).checks)
+            return list(validate(trial, QUICK[profile], detectors=asked).checks)
 
     return run
 

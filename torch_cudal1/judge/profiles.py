@@ -102,7 +102,8 @@ class Profile:
     - update_ways, shapes, layouts, dtypes, specials: how many of each, drawn in secret where the profile leaves some out.
     - history: single elements changed; held: outputs in the caller's hands; soak: calls between a first and a last one.
     - repeats: bit-equal runs, in `processes` processes. replays: of a captured CUDA graph. reentrant: concurrent calls.
-    - gradient_rounds: backward passes. modes: train, autocast, copies and the like, `compiled`: inside torch.compile too.
+    - gradient_rounds: backward passes. descent: steps of a loss curve.
+    - modes: train, autocast, copies and the like, `compiled`: inside torch.compile too.
     - resource_calls, sanitizers: for the detectors of memory and resources.
     - budget_s: where one input set is so slow that the numbers would take longer, fewer are asked; each check says how many.
     """
@@ -125,6 +126,7 @@ class Profile:
     repeats: int
     processes: int
     gradient_rounds: int
+    descent: int
     modes: bool
     compiled: bool
     resource_calls: int
@@ -158,6 +160,7 @@ PROFILES: dict[ProfileName, Profile] = {
         repeats=3,
         processes=1,
         gradient_rounds=1,
+        descent=0,
         modes=False,
         compiled=False,
         resource_calls=10,
@@ -183,6 +186,7 @@ PROFILES: dict[ProfileName, Profile] = {
         repeats=10,
         processes=2,
         gradient_rounds=2,
+        descent=0,
         modes=True,
         compiled=False,
         resource_calls=50,
@@ -208,6 +212,7 @@ PROFILES: dict[ProfileName, Profile] = {
         repeats=100,
         processes=3,
         gradient_rounds=2,
+        descent=200,
         modes=True,
         compiled=True,
         resource_calls=1_000,

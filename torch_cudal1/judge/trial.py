@@ -7,7 +7,7 @@ inputs only. It holds evidence and judges none of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -205,8 +205,12 @@ class Trial:
 
     def variant(self, sample: Sample, position: int, replacement: torch.Tensor, what: str) -> Sample:
         """`sample` with one input replaced."""
-        inputs = [replacement if index == position else tensor for index, tensor in enumerate(sample.inputs)]
-        given = [replacement if index == position else None for index in range(len(inputs))]
+        return self.changed(sample, {position: replacement}, what)
+
+    def changed(self, sample: Sample, replacements: Mapping[int, torch.Tensor], what: str) -> Sample:
+        """`sample` with some inputs replaced; no other candidate will meet it."""
+        inputs = [replacements.get(index, tensor) for index, tensor in enumerate(sample.inputs)]
+        given = [replacements.get(index) for index in range(len(inputs))]
         return self._hand_over(self._sample(what, inputs), base=sample.name, given=given)
 
     def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:

@@ -22,6 +22,7 @@ from torch_cudal1.judge.detectors.rights import rights
 from torch_cudal1.judge.detectors.sanitize import sanitizer
 from torch_cudal1.judge.detectors.special import special
 from torch_cudal1.judge.detectors.state import fresh_output
+from torch_cudal1.judge.detectors.training import loss_curve
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.profiles import PROFILES, Profile, ProfileName
 from torch_cudal1.judge.sandbox import CandidateFailure
@@ -64,6 +65,7 @@ PROTOCOL: tuple[Step, ...] = (
     Step(reentrancy, "standard"),
     Step(repeat),
     Step(grad),
+    Step(loss_curve, "strict"),
     Step(mode, "standard"),
     Step(ghost),
     Step(sanitizer, "standard"),
