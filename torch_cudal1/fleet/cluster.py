@@ -44,7 +44,7 @@ class RayCrew:
         self._size = int(self._ray.cluster_resources().get(kind, 0))
         if not self._size:
             raise SettingError("cluster", address, f"a Ray cluster with a {kind}; this one has none")
-        self._remote = self._ray.remote(work).options(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})
+        self._remote = self._ray.remote(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})(work)
         self._mark = order.settings.cache_dir / "warmup" / f"{_MARK}{secrets.token_hex(8)}"
         shared = write_file(self._mark, b"this machine's cache\n")
         self._seen = "" if isinstance(shared, NotStored) else str(self._mark)
