@@ -97,7 +97,7 @@ def bind(
         return found
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {found.reason}")
-    return Unbound(f"ranks do not agree: {found.reason}", missed=True)
+    return Unbound(found.reason, missed=True)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def agreed(
         try:
             return _met(_Meeting(store, graphs, place), decide, follow)
         except dist.DistError as error:  # the store's host is gone: the process group is about to fail too
-            observe.record("ranks", "apart", reason=f"{type(error).__name__}: {error}")
+            observe.record("ranks", "disagreed", reason=f"{type(error).__name__}: {error}")
             return Apart(f"the store of the process group failed: {error}")
 
 
@@ -97,26 +97,29 @@ def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[C
 def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow: Callable[[Told], T]) -> T | Apart:
     absent = meeting.gather()
     if absent:
-        return _apart(absent)
-    if not meeting.leads:
-        told = meeting.hear()
-        problem = told.reason if isinstance(told, Apart) else meeting.objection(told)
-        verdict = meeting.settle(problem)
-        return follow(told) if isinstance(told, Told) and verdict == _USE else _apart(verdict)
-    try:
-        own, telling = decide()
-    except BaseException as error:
-        meeting.tell(Apart(f"rank {meeting.rank}: {type(error).__name__}: {error}"))
-        raise
-    told_reason = meeting.tell(telling)
-    verdict = meeting.settle(told_reason)
-    return own if verdict == _USE or isinstance(telling, Apart) else _apart(verdict)
+        return _disagreed(absent)
+    if meeting.leads:
+        try:
+            own, telling = decide()
+        except BaseException as error:
+            meeting.tell(Apart(f"{type(error).__name__}"))
+            raise
+        if isinstance(meeting.tell(telling), Apart):
+            return own if isinstance(telling, Apart) else _disagreed("the entries are too large to hand to other ranks")
+        verdict = meeting.settle("")
+        return own if verdict == _USE else _disagreed(verdict)
+    told = meeting.hear()
+    if isinstance(told, Apart):
+        observe.record("ranks", "baseline", reason=told.reason)
+        return told
+    verdict = meeting.settle(told if isinstance(told, str) else meeting.objection(told))
+    return follow(told) if isinstance(told, Told) and verdict == _USE else _disagreed(verdict)
 
 
-def _apart(reason: str) -> Apart:
-    observe.record("ranks", "apart", reason=reason)
+def _disagreed(reason: str) -> Apart:
+    observe.record("ranks", "disagreed", reason=reason)
     observe.log.warning("cudal1: ranks do not agree, so the baseline runs: %s", reason)
-    return Apart(reason)
+    return Apart(f"ranks do not agree: {reason}")
 
 
 class _Meeting:
@@ -156,35 +159,35 @@ class _Meeting:
             observe.log.warning("cudal1: ranks %s run another graph than rank %d; they agree among themselves", others, self.rank)
         return ""
 
-    def tell(self, telling: Told | Apart) -> str:
-        """Leader: tell the others. Why they cannot follow, "" if they may."""
+    def tell(self, telling: Told | Apart) -> Told | Apart:
+        """Leader: tell the others; what they are told. Nobody answers to Apart: it is final."""
         if len(self._group) == 1:
-            return telling.reason if isinstance(telling, Apart) else ""
-        if isinstance(telling, Told):
-            body = json.dumps([base64.b64encode(encode_entry(entry)).decode() for entry in telling.entries])
-            if len(body) > _LIMIT_BYTES:
-                telling = Apart(f"its entries are too large to hand to other ranks ({len(body)} bytes, at most {_LIMIT_BYTES})")
+            return telling
+        bodies = [encode_entry(entry) for entry in telling.entries] if isinstance(telling, Told) else []
+        if (size := sum(map(len, bodies))) > _LIMIT_BYTES:
+            telling = Apart(f"its entries have {size} bytes, at most {_LIMIT_BYTES} are handed to other ranks")
         if isinstance(telling, Apart):
             self._set(f"told/{self._leader}", json.dumps({"apart": telling.reason}))
-            return telling.reason
+            return telling
+        body = json.dumps([base64.b64encode(data).decode() for data in bodies])
         chunks = [body[start : start + _CHUNK] for start in range(0, len(body), _CHUNK)]
         for number, chunk in enumerate(chunks):
             self._set(f"bytes/{self._leader}/{number}", chunk)
         self._set(f"told/{self._leader}", json.dumps({"runs": telling.runs, "note": telling.note, "chunks": len(chunks)}))
-        return ""
+        return telling
 
-    def hear(self) -> Told | Apart:
-        """Others: what the leader decided."""
+    def hear(self) -> Told | Apart | str:
+        """Others: what the leader decided; a text says why it was not understood."""
         if not self._wait([f"told/{self._leader}"], f"verdict/{self._leader}", self._deciding_s):
-            return Apart(f"rank {self._leader} told nothing within {self._deciding_s:g} s")
+            return f"rank {self._leader} told nothing within {self._deciding_s:g} s"
         told = json.loads(self._get(f"told/{self._leader}"))
         if "apart" in told:
-            return Apart(str(told["apart"]))
+            return Apart(f"rank {self._leader} decides, and has none: {told['apart']}")
         body = "".join(self._get(f"bytes/{self._leader}/{number}") for number in range(told["chunks"]))
         entries = [decode_entry(base64.b64decode(text)) for text in json.loads(body)]
         unread = next((entry for entry in entries if isinstance(entry, Miss)), None)
         if unread is not None:
-            return Apart(f"an entry of rank {self._leader} is {unread.reason}")
+            return f"rank {self.rank}: an entry of rank {self._leader} is {unread.reason}"
         return Told(told["runs"], told["note"], tuple(entry for entry in entries if isinstance(entry, Entry)))
 
     def objection(self, told: Told) -> str:
@@ -211,9 +214,18 @@ class _Meeting:
         if self._wait(answers, f"verdict/{self._leader}", patience):
             own = next((answer for name in answers if (answer := self._get(name)) != "yes"), _USE)
         verdict = self._first(f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s")
-        if self.leads and verdict == _USE:
+        if verdict == _USE:
             observe.record("ranks", "agreed", ranks=self._group)
+            if self.leads:
+                self._forget_bytes()
         return verdict
+
+    def _forget_bytes(self) -> None:
+        """Every member has answered, so has read: the store need not keep the entries."""
+        number = 0
+        while self._has([f"bytes/{self._leader}/{number}"]):
+            self._store.delete_key(f"{self._base}/bytes/{self._leader}/{number}")
+            number += 1
 
     def _absent(self, patience: float) -> str:
         came = [rank for rank in range(self._size) if self._has([f"at/{rank}"])]
