@@ -8,6 +8,7 @@ puts it in the place of `sandbox.launch`. The tests of the sandbox itself do wit
 from __future__ import annotations
 
 import array
+import importlib
 import json
 import os
 import signal
@@ -92,7 +93,8 @@ class Nursery:
         """In the place of `start.launch`."""
         (channel,) = fds
         own = replace(plan, parent=self.pid)
-        request = {"verb": _FORK, "plan": own.to_json(), "variables": dict(variables)}
+        module = command[command.index("-m") + 1]
+        request = {"verb": _FORK, "plan": own.to_json(), "variables": dict(variables), "worker": module}
         return Forked(self, self.ask(request, (channel, log.fileno()))["pid"])
 
     def close(self) -> None:
@@ -162,7 +164,7 @@ def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
         os.close(log)
         sys.argv = command
         try:
-            worker.main(channel)
+            worker.main(channel, importlib.import_module(request["worker"]).VERBS)
         finally:
             os._exit(1)
         os._exit(0)

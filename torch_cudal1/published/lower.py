@@ -30,6 +30,7 @@ from torch_cudal1.records import Region, Role
 __all__ = ["NotLowerable", "Reference", "lowered", "reference_of"]
 
 WORKER = "torch_cudal1.published.worker"
+MISREAD = (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError, IndexError)  # of an answer that is none
 _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "input": "input"}
 
 
@@ -150,7 +151,7 @@ def _asked(child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tens
         return _read(answer, path)
     except CandidateFailure as error:
         return NotLowerable(f"tracing it ended with: {error.found} ({error.detector})")
-    except (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except MISREAD as error:
         return NotLowerable(f"tracing it yielded no Program: {type(error).__name__}: {error}")
 
 

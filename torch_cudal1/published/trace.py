@@ -12,9 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from torch_cudal1.binding import captured
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.capture import Traced
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, unpack
 from torch_cudal1.program.model import Program
@@ -60,9 +62,9 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
     module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
     given = unpack(form.call, tensors[count:])
     with torch.no_grad(), launches.traceable():
-        _, found = captured(module, tuple(given["args"]), dict(given["kwargs"]))
+        _, found = _captured(module, given)
         (graph,) = found.graphs
-        kernels = launches.as_programs(graph.module, device)
+        launches.as_programs(graph.module, device)
         tidy.without_copies(graph.module)
         lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     origins = [graph.origins[position] for position in lowered.order]
@@ -76,6 +78,16 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
         tuple(_source(origin) for origin in graph.writes),
         lowered.region.name,
     )
+
+
+def _captured(module: torch.nn.Module, given: Mapping[str, Any]) -> tuple[Any, Traced]:
+    """As everybody's capture, with words for what published sources often do."""
+    try:
+        return captured(module, tuple(given["args"]), dict(given["kwargs"]))
+    except NotLowerableError as error:
+        if isinstance(error.__cause__, DataDependentOutputException):
+            raise NotLowerableError(f"its Python looks at the values of tensors ({error.__cause__})") from error
+        raise
 
 
 def _source(origin: str | int | None) -> str | int:
