@@ -168,8 +168,9 @@ def _measured_step(choices: Sequence[Any], place: Any) -> str:
     """What won when `accelerate` measured this very training step as a whole; "" if it never did."""
     from torch_cudal1.pipeline import end_to_end_name
 
-    known = place.alias(end_to_end_name(choices)) if len(choices) > 1 else None
-    if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
+    candidates = [choice.candidate.digest for choice in choices]
+    known = place.alias(end_to_end_name(choices), candidates) if len(choices) > 1 else None
+    if not isinstance(known, dict) or known.get("candidates") != candidates:
         return ""
     return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(str(known.get("winner")), "")
 

@@ -325,8 +325,9 @@ class _Trial:
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
     """The end-to-end decision of an earlier process for these very candidates, if there is one."""
-    known = place.alias(end_to_end_name(choices))
-    if not isinstance(known, dict) or known.get("candidates") != [choice.candidate.digest for choice in choices]:
+    candidates = [choice.candidate.digest for choice in choices]
+    known = place.alias(end_to_end_name(choices), candidates)
+    if not isinstance(known, dict) or known.get("candidates") != candidates:
         return None
     winner = str(known.get("winner"))
     return _Settled(winner, str(known.get("note"))) if winner == "eager" or winner in builders else None

@@ -5,6 +5,7 @@ It is all that a process on a warm cache needs to look a decision up; it decides
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,9 @@ class Place:
         """Who is asked for an entry, in order: the cache with its read-only folders, then the Hub where a setting names one."""
         return (self.cache, self.hub) if self.hub else (self.cache,)
 
-    def alias(self, name: str) -> dict[str, Any] | Miss:
-        """The small record under `name`, from the first of `sources` that has one."""
-        found = self.cache.get_alias(name, self.target, self.contract)
+    def alias(self, name: str, candidates: Sequence[str] | None = None) -> dict[str, Any] | Miss:
+        """The small record under `name`, about exactly these candidates if given, from the first of `sources` that has one."""
+        found = self.cache.get_alias(name, self.target, self.contract, candidates)
         return found if self.hub is None or not isinstance(found, Miss) else self.hub.alias(name, self.target, self.contract)
 
 

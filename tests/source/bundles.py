@@ -16,6 +16,8 @@ from torch_cudal1.source.bundle import FORMAT, METADATA_KEY, write_bundle
 from torch_cudal1.source.cache import LocalCache, alias_path, entry_path
 from torch_cudal1.source.entry_file import encode_entry
 from torch_cudal1.source.inventory import take_inventory
+from torch_cudal1.source.signature import load_signer, new_key
+from torch_cudal1.source.trust import Rules
 
 KEY, OTHER_KEY, NAME = "ab" * 32, "ef" * 32, "cd" * 32
 GPU = Target("cuda", "sm_90", "NVIDIA H200", "580.1", "2.13.0", "3.7.1")
@@ -39,6 +41,17 @@ def bundle_of(cache: LocalCache, path: Path) -> Path:
     """Everything in `cache` as a bundle."""
     write_bundle(path, take_inventory(cache))
     return path
+
+
+def signed(key: Path, *caches: LocalCache) -> Rules:
+    """Sign everything in `caches` with a new key, and the rules under which that counts."""
+    public = new_key("team", key, keep_out_of=())
+    for cache in caches:
+        assert not cache.sign(load_signer(key, keep_out_of=())).failed
+    publishers = key.with_suffix(".toml")
+    publishers.write_text(f'[[publisher]]\nname = "team"\nkey = "{public}"\n')
+    publishers.chmod(0o600)
+    return Rules("signed", publishers)
 
 
 def sha(data: bytes) -> str:

@@ -31,10 +31,12 @@ from tests.source.bundles import (
     of,
     renamed,
     sha,
+    signed,
 )
 from tests.source.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.errors import SupplyError
 from torch_cudal1.program.model import canonical_json
+from torch_cudal1.records import Miss
 from torch_cudal1.source import bundle as bundle_module
 from torch_cudal1.source.alias_file import encode_alias
 from torch_cudal1.source.bundle import METADATA_KEY, open_bundle, write_bundle
@@ -42,6 +44,7 @@ from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.entry_file import encode_entry
 from torch_cudal1.source.imported import import_bundle, imported_roots
 from torch_cudal1.source.inventory import take_inventory
+from torch_cudal1.source.resolve import Hit
 
 HOSTILE_NAMES = {
     "upwards": "../../../.bashrc",
@@ -110,6 +113,23 @@ def test_models_of_one_architecture_are_kept_apart_in_layers(tmp_path: Path) -> 
     assert [root.name for root in roots] == ["0", "1"]
     skus = {LocalCache(root).get(KEY, GPU, CONTRACT).entry.target.sku for root in roots}
     assert skus == {"NVIDIA H100", "NVIDIA H200"}
+
+
+def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choices(tmp_path: Path) -> None:
+    caches = [LocalCache(tmp_path / sku) for sku in ("h100", "h200")]
+    for cache in caches:
+        cache.put(make_entry(target=dataclasses.replace(GPU, sku=cache.root.name)))
+        cache.put_alias(NAME, {"winner": cache.root.name, "candidates": [cache.root.name]}, GPU, CONTRACT)
+    rules = signed(tmp_path / "team.pem", *caches)
+    import_bundle(bundle_of(LocalCache(caches[0].root, (caches[1].root,)), tmp_path / "x.bundle"), tmp_path / "new")
+    cache = LocalCache(tmp_path / "new", imported_roots(tmp_path / "new"), rules=rules)
+    for sku in ("h100", "h200"):
+        here = dataclasses.replace(GPU, sku=sku)
+        hit = cache.get(KEY, here, CONTRACT)
+        assert isinstance(hit, Hit)
+        assert (hit.entry.target, hit.stale) == (here, None)
+        assert cache.get_alias(NAME, here, CONTRACT, [sku]) == {"winner": sku, "candidates": [sku]}
+    assert isinstance(cache.get_alias(NAME, GPU, CONTRACT, ["others"]), Miss)
 
 
 def test_what_an_earlier_folder_has_hides_the_later_one(tmp_path: Path) -> None:

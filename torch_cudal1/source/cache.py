@@ -208,9 +208,12 @@ class LocalCache:
             return NotStored(str(error))
         return write_file(path, data)
 
-    def get_alias(self, name: str, target: Target, contract: Contract) -> dict[str, Any] | Miss:
+    def get_alias(
+        self, name: str, target: Target, contract: Contract, candidates: Sequence[str] | None = None
+    ) -> dict[str, Any] | Miss:
         """The object of `put_alias`, from the first folder that has a whole one that somebody vouches for.
 
+        `candidates`: only one about exactly these (digests, in order); folders for other models of a GPU may hold one about others.
         It names what runs, so from elsewhere it needs a signature as an entry does; nothing can judge one.
         Raises ValueError for a bad name.
         """
@@ -222,9 +225,12 @@ class LocalCache:
                 reasons += [] if found.reason == "absent" else [f"{path}: {found.reason}"]
                 continue
             stands = standing(Sealed("alias", found.digest, found.signatures), origin, self.rules)
-            if isinstance(stands, Vouched):
+            if not isinstance(stands, Vouched):
+                reasons.append(f"{path} is refused: {stands.reason}")
+            elif candidates is not None and found.value.get("candidates") != list(candidates):
+                reasons.append(f"{path} speaks of other candidates")
+            else:
                 return found.value
-            reasons.append(f"{path} is refused: {stands.reason}")
         return Miss("; ".join(reasons) or "absent")
 
     def entries(self) -> Iterator[Found | Broken]:
