@@ -203,8 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(403, {"error": "no right to write"})
         with hub.lock:
             interloper = hub.faults.before_commit.pop(0) if hub.faults.before_commit else None
-            if interloper is not None:
-                interloper()
+        if interloper is not None:
+            interloper()
+        with hub.lock:
             header, *operations = [json.loads(line) for line in body.splitlines()]
             parent = header["value"].get("parentCommit")
             if parent is not None and parent != repository.branches[branch]:

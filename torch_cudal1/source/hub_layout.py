@@ -132,9 +132,9 @@ class TargetIndex:
         return _write({"contracts": rows})
 
     def covering(self, contract: str, key: str) -> str | None:
-        """The prefix of the shard that holds `key` if any does; None when the repository has none."""
+        """The prefix of the shard that holds `key` if any does, the longest one; None when no shard can hold it."""
         shards = self.shards.get(contract, {})
-        return next((key[:n] for n in range(_LONGEST_PREFIX + 1) if key[:n] in shards), None)
+        return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
 
 
 @dataclass(frozen=True)
