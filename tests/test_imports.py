@@ -60,8 +60,10 @@ MAY_IMPORT = {
     "backend": (*FLOW, "place", "shadow", "ranks"),
     "module": (*FLOW, "place", "binding", "fast", "reporting"),
     "planning": (*FLOW, "place", "binding"),
+    "published": (*FLOW, "place", "binding"),
     "targets": GROUND,
     "warm_up": (*FLOW, "place", "binding", "module", "targets", "reporting"),
+    "hardware": GROUND,
     "fleet": (*GROUND, "source", "targets", "warm_up"),
     "view": GROUND,
 }

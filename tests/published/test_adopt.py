@@ -140,7 +140,7 @@ def test_a_stored_decision_goes_only_for_a_faster_one(adoption: Adoption, place:
         measured(monkeypatch, low)
         found = adoption.adopt(task())
         assert (found.outcome, found.stored) == ("accepted", stored)
-        assert ("the same Program is stored already, at 2.00x; this one reached 1.50x" == found.reason) == (not stored)
+        assert (found.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x") == (not stored)
     (entry,) = (one.entry for one in entries(place))
     assert entry.speedup == 3.0
 
