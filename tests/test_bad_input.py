@@ -20,6 +20,7 @@ from torch import nn
 
 import torch_cudal1
 from tests.entries import Runs, count_runs, entry_for, plant, shifted
+from tests.signing import allow, make_signer
 from torch_cudal1 import observe
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.place import place_for
@@ -147,8 +148,11 @@ def test_a_whole_entry_with_a_program_that_cannot_run_ends_in_the_baseline(wrong
 def test_a_read_only_cache_serves_and_is_not_written(net, x, runs, tmp_path):
     shared, own = tmp_path / "shared", tmp_path / "own"
     plant(net, x, shared)
+    signer = make_signer(tmp_path)
+    LocalCache(shared).sign(signer)
+    publishers = allow(tmp_path / "publishers.toml", team=signer.public)
     before = sorted(path for path in shared.rglob("*"))
-    torch_cudal1.accelerate(net, x, cache_dir=own, read_only_caches=(shared,), strictness="error")
+    torch_cudal1.accelerate(net, x, cache_dir=own, read_only_caches=(shared,), publishers=publishers, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 1
     assert sorted(path for path in shared.rglob("*")) == before
