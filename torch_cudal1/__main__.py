@@ -122,6 +122,11 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on-miss", action="store_true", help="exit with 1 if a region has no stored decision")
 
 
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--compare", action="store_true", help="what a call costs on each GPU type with decisions in the cache")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="with --compare: JSON of prices and watts by GPU name")
+
+
 def _crew(parser: argparse.ArgumentParser) -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--devices", metavar="all|N,M", help="one worker for each of these GPUs; what is finished is not done again")
@@ -237,7 +242,7 @@ _COMMANDS = (
         "fill the cache for TARGET ahead of time",
         (_target, *_RUN, _trust, _search, _training, _crew, _page),
     ),
-    _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN)),
+    _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN, _compare)),
     _Command(
         "explain",
         "models",

@@ -14,7 +14,7 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1 import targets
-from torch_cudal1.commands import device, doctor, fleet
+from torch_cudal1.commands import compare, device, doctor, fleet
 from torch_cudal1.errors import TargetError
 from torch_cudal1.explanation import Explanation, Plan, plain
 from torch_cudal1.settings import Settings
@@ -87,10 +87,16 @@ def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -
 
 
 def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Expected gain of every target. Exit code 2 if one cannot be loaded."""
+    """Expected gain of every target, or what they cost on each GPU type. Exit code 2 if one cannot be loaded."""
     chosen = device.choose(args.device)
     made: list[Plan] = []
     failed: list[TargetError] = []
+    if args.compare:
+        with screen.progress() as progress:
+            found = compare.compared(args, _each(args.target, chosen, progress, failed), settings, failed)
+        compare.show_comparison(screen, found)
+        screen.json({"comparison": found, "failed": [str(error) for error in failed]})
+        return _told(screen, failed)
     with screen.progress() as progress:
         for loaded in _each(args.target, chosen, progress, failed):
             with torch.no_grad():

@@ -1,0 +1,78 @@
+"""`cudal1 plan --compare`: what TARGETs cost per call on each GPU type that the cache knows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.errors import NotLowerableError, TargetError
+from torch_cudal1.hardware import Comparison, HardwareRow, Load, Prices, compare, read_prices
+from torch_cudal1.records import Entry
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.cache import Found, LocalCache
+from torch_cudal1.source.trust import Refused
+from torch_cudal1.targets import Loaded
+from torch_cudal1.view import text
+from torch_cudal1.view.terminal import Screen
+
+__all__ = ["compared", "show_comparison"]
+
+
+def compared(args: argparse.Namespace, targets: Iterable[Loaded], settings: Settings, failed: list[TargetError]) -> Comparison:
+    """The comparison of targets, all called equally often; one that cannot be captured joins `failed`. Raises SettingError."""
+    prices = read_prices(args.prices) if args.prices is not None else Prices()
+    loads: list[Load] = []
+    for loaded in targets:
+        try:
+            loads.append(_load(loaded))
+        except TargetError as error:
+            failed.append(error)
+    return compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
+
+
+def show_comparison(screen: Screen, found: Comparison) -> None:
+    """A row a GPU type, then what is missing."""
+    for one in found.workload:
+        screen.line(one)
+    if not found.rows:
+        screen.line(
+            "the cache holds no decision that was made on a GPU: run `cudal1 warmup` on each type, and bring the folders here"
+        )
+        return
+    money = f"{found.currency or 'price'} per million calls"
+    columns = ("GPU", "time per call", "gain there", "decided", money, "kWh per million calls")
+    screen.table(columns, [_cells(row) for row in found.rows])
+    for row in found.rows:
+        for sentence in row.missing:
+            screen.line(f"missing for {row.hardware}: {sentence}")
+
+
+def _load(loaded: Loaded) -> Load:
+    try:
+        with torch.no_grad():
+            return Load(loaded.name, captured_regions(loaded.module, loaded.inputs))
+    except NotLowerableError as error:
+        raise TargetError(loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})") from error
+
+
+def _evidence(settings: Settings) -> Iterator[Entry]:
+    """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches for is used: nothing is run."""
+    for found in LocalCache(settings.cache_dir, settings.read_only_caches).entries():
+        if isinstance(found, Found) and not isinstance(found.standing, Refused):
+            contract = found.entry.contract
+            if (contract.precision, contract.assume_finite) == (settings.precision, settings.assume_finite):
+                yield found.entry
+
+
+def _cells(row: HardwareRow) -> list[str]:
+    return [
+        row.hardware,
+        text.latency(row.us_per_call),
+        text.speedup(row.gain),
+        f"{row.share_decided:.0%}",
+        text.ABSENT if row.cost_per_million is None else f"{row.cost_per_million:.4g}",
+        text.ABSENT if row.kwh_per_million is None else f"{row.kwh_per_million:.4g}",
+    ]
