@@ -9,7 +9,6 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
 from torch_cudal1.source import quarantine
+from torch_cudal1.source.alias_file import call_name
 from torch_cudal1.source.builtin import compose
 from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.resolve import Hit, resolve
@@ -364,7 +364,7 @@ def _first_right(
 
 def end_to_end_name(choices: Sequence[Choice]) -> str:
     """The name under which the cache remembers how the whole call of a model with these regions was measured."""
-    return hashlib.sha256("|".join(["end to end", *(choice.region.key for choice in choices)]).encode()).hexdigest()
+    return call_name(choice.region.key for choice in choices)
 
 
 def _quiet(what: str, fraction: float | None) -> None:

@@ -183,7 +183,8 @@ def test_coverage_says_what_a_deployment_will_have(here: Path, capsys: pytest.Ca
     line = ("coverage", "cudal1.lock", "model.py:make", "--device", "cpu", "--json")
     done = run(capsys, *line)
     assert done.code == 0
-    assert [(one["source"], one["status"]) for one in done.told["coverage"]] == [("model.py:make", "decided")] * 2
+    statuses = [(one["source"], one["status"], one["runs"]) for one in done.told["coverage"]]
+    assert statuses == [("model.py:make", "decided", "planted -> eager"), ("model.py:make", "measured", "cudal1")] * 2
     assert run(capsys, *line, cache="empty").code == 1
     assert run(capsys, *line, "--family", "cuda-sm_90").told["missing"] == 2
     done = run(capsys, "coverage", "cudal1.lock", "--sku", "NVIDIA H200")

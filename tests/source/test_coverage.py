@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.source.bundles import GPU, KEY, OTHER_KEY, bundle_of, filled
-from tests.source.conftest import CONTRACT, make_entry, program
+from tests.source.conftest import CONTRACT, HERE, make_entry, program
 from torch_cudal1.place import cache_for
 from torch_cudal1.records import Candidate, Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.source import quarantine
+from torch_cudal1.source.alias_file import call_name
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.coverage import Coverage, Deployment, Wanted, coverage_of
 from torch_cudal1.source.imported import import_bundle
@@ -20,10 +21,11 @@ from torch_cudal1.source.inventory import take_inventory
 from torch_cudal1.source.trust import Rules
 
 WANTED = (Wanted("model", (KEY, OTHER_KEY)),)
+REGIONS = (Wanted("model", (KEY, OTHER_KEY), is_call=False),)
 CPU, CUDA = Deployment("cpu-x86_64", CONTRACT), Deployment("cuda-sm_90", CONTRACT)
 
 
-def covered(cache: LocalCache, *places: Deployment, wanted: tuple[Wanted, ...] = WANTED) -> tuple[Coverage, ...]:
+def covered(cache: LocalCache, *places: Deployment, wanted: tuple[Wanted, ...] = REGIONS) -> tuple[Coverage, ...]:
     return coverage_of(wanted, places or (CPU,), take_inventory(cache), cache)
 
 
@@ -50,7 +52,7 @@ def test_a_swap_judged_elsewhere_is_missing_and_a_baseline_is_not(tmp_path: Path
     own = Candidate(program(), "eager", "baseline")
     cache.put(make_entry(region_key=program().digest, target=GPU, choice=own))
     cache.put(make_entry(region_key=OTHER_KEY, target=GPU, choice=own))  # says that it is a baseline, and is not the region's
-    wanted = (Wanted("model", (KEY, program().digest, OTHER_KEY)),)
+    wanted = (Wanted("model", (KEY, program().digest, OTHER_KEY), is_call=False),)
     there = dataclasses.replace(CUDA, sku="NVIDIA H200", torch="2.13.0")
     assert statuses(covered(cache, there, wanted=wanted)) == ["decided", "baseline", "decided"]
     other_gpu, other_torch = (dataclasses.replace(CUDA, **{name: "9.9"}) for name in ("sku", "torch"))
@@ -86,6 +88,25 @@ def test_rights_are_told(tmp_path: Path) -> None:
     (row, _) = covered(cache)
     assert row.status == "decided"
     assert row.detail.endswith("with the right to TF32 in conv and matmul")
+
+
+def test_the_whole_call_is_told_where_it_was_measured_for_these_choices(tmp_path: Path) -> None:
+    cache = filled(tmp_path / "cache")
+    assert covered(cache, wanted=WANTED)[-1].status == "not measured"
+    candidate = make_entry().choice.digest
+    for candidates, status in (([candidate], "not measured"), ([candidate, candidate], "measured")):
+        value = {"winner": "eager", "note": "undone", "candidates": candidates}
+        cache.put_alias(call_name([KEY, OTHER_KEY]), value, HERE, CONTRACT)
+        row = covered(cache, wanted=WANTED)[-1]
+        assert (row.status, row.served, row.key) == (status, True, "")
+    assert (row.runs, row.detail) == ("the module's own forward", "undone")
+    assert len(covered(cache, wanted=(Wanted("a lock", (KEY, OTHER_KEY), is_call=False),))) == 2
+
+
+def test_a_module_that_stays_as_it_is_needs_no_measurement(tmp_path: Path) -> None:
+    cache = LocalCache(tmp_path / "cache")
+    cache.put(make_entry(region_key=program().digest, choice=Candidate(program(), "eager", "baseline")))
+    assert statuses(covered(cache, wanted=(Wanted("model", (program().digest,)),))) == ["baseline"]
 
 
 def test_what_nobody_vouches_for_is_missing(tmp_path: Path) -> None:

@@ -98,8 +98,9 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
         rows = coverage_of(wanted, places, inventory, cache_for(settings))
     screen.table(("source", "on", "region", "status", "runs", "at least", "why"), [_row(one) for one in rows])
     missing = sum(not one.served for one in rows)
-    screen.line(f"{len(rows) - missing} of {text.counted(len(rows), 'region')} served; {missing} missing")
-    screen.json({"coverage": rows, "missing": missing, "served": len(rows) - missing})
+    regions = sum(bool(one.key) for one in rows)
+    screen.line(f"{regions - missing} of {text.counted(regions, 'region')} served; {missing} missing")
+    screen.json({"coverage": rows, "missing": missing, "served": regions - missing})
     if missing:
         screen.problem(f"{text.counted(missing, 'region')} without a usable decision; run `cudal1 warmup` on such a machine")
     return _FOUND_WRONG if missing else 0
@@ -153,7 +154,7 @@ def _wanted(args: argparse.Namespace, progress: ProgressCallback) -> Iterator[Wa
         everything = tuple(dict.fromkeys(entry.key for entry in pinned.entries))
         names = {entry.key: entry.region for entry in pinned.entries}
         for source, keys in (pinned.targets or {name: everything}).items():
-            yield Wanted(source, keys, tuple(names.get(key, "") for key in keys))
+            yield Wanted(source, keys, tuple(names.get(key, "") for key in keys), is_call=bool(pinned.targets))
 
 
 def _undecided(wanted: Sequence[Wanted], families: Sequence[str], chosen: Inventory) -> list[tuple[str, str, str]]:

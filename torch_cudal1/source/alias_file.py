@@ -8,8 +8,9 @@ optional and stand beside the digest, as in an entry. It opens no file and verif
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch_cudal1.records import Contract, Miss, Target
 from torch_cudal1.source.entry_file import digest_of, plain, unplain
 from torch_cudal1.source.signature import Signature, Signer, signatures_from, with_signature
 
-__all__ = ["Alias", "decode_alias", "encode_alias", "open_alias", "sign_alias"]
+__all__ = ["Alias", "call_name", "decode_alias", "encode_alias", "open_alias", "sign_alias"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def decode_alias(data: bytes, place: tuple[str, ...]) -> dict[str, Any] | Miss:
     """The object in the bytes, whoever signed it, if they belong at `place`."""
     opened = open_alias(data, place)
     return opened if isinstance(opened, Miss) else opened.value
+
+
+def call_name(keys: Iterable[str]) -> str:
+    """The name under which is remembered how the whole call of a model with these regions, in order, was measured."""
+    return hashlib.sha256("|".join(["end to end", *keys]).encode()).hexdigest()
 
 
 def sign_alias(data: bytes, place: tuple[str, ...], signer: Signer) -> bytes | Miss:

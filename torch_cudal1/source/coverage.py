@@ -6,11 +6,12 @@ revocation, quarantine) is not counted as covered. It traces nothing, needs no d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch_cudal1.records import TOLERANCE_VERSION, Contract, Entry, Miss
+from torch_cudal1.source.alias_file import call_name
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.inventory import Inventory
 from torch_cudal1.source.quarantine import reason_for
@@ -20,12 +21,16 @@ __all__ = ["Coverage", "Deployment", "Wanted", "coverage_of"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Regions that something needs, in order: a target's, a lock's. `left_out`: why there is none to decide, if there is none."""
+    """Regions that something needs, in order. `left_out`: why there is none to decide, if there is none.
+
+    `is_call`: they are those of one call of a module, not merely all of a lock.
+    """
 
     source: str
     keys: tuple[str, ...]
     names: tuple[str, ...] = ()
     left_out: str = ""
+    is_call: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,56 +45,75 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Coverage:
-    """One region of one source on one family: what it gets there."""
+    """One region of one source on one family: what it gets there. Without a key: what is known of the source as a whole."""
 
     source: str
     family: str
     key: str
     name: str
-    status: Literal["decided", "baseline", "missing", "left out"]
+    status: Literal["decided", "baseline", "missing", "left out", "measured", "not measured"]
     runs: str = ""
     at_least: float | None = None
     detail: str = ""
 
     @property
     def served(self) -> bool:
-        """Whether a start under on_miss="error" passes it."""
+        """Whether a start under on_miss="error" passes it. One that finds no measurement of the whole call makes it, in seconds."""
         return self.status != "missing"
 
 
 def coverage_of(
     wanted: Sequence[Wanted], deployments: Sequence[Deployment], inventory: Inventory, cache: LocalCache
 ) -> tuple[Coverage, ...]:
-    """One line for each region of `wanted` on each of `deployments`, in that order."""
+    """One line for each region of `wanted` on each of `deployments`, in that order; one more for a whole call that needs it."""
+    shelf: dict[tuple[str, str], list[Entry]] = {}
+    for held in inventory.entries:
+        if isinstance(held.content, Entry):
+            shelf.setdefault((held.position.family, held.position.name), []).append(held.content)
     rows: list[Coverage] = []
     for one in wanted:
-        names = one.names or ("",) * len(one.keys)
         for place in deployments:
-            if one.left_out:
-                rows.append(Coverage(one.source, place.family, "", "", "left out", detail=one.left_out))
-            rows += [_covered(one.source, key, name, place, inventory, cache) for key, name in zip(one.keys, names, strict=True)]
+            rows += _of_one(one, place, shelf, cache)
     return tuple(rows)
 
 
-def _covered(source: str, key: str, name: str, place: Deployment, inventory: Inventory, cache: LocalCache) -> Coverage:
-    """The best that the folders have for a region: a swap, a baseline's decision, or the reasons why there is neither."""
-    reasons: list[str] = []
-    found: list[Coverage] = []
-    for held in inventory.only([key], [place.family]).entries:
-        entry = held.content
-        if not isinstance(entry, Entry):
+def _of_one(
+    one: Wanted, place: Deployment, shelf: Mapping[tuple[str, str], Sequence[Entry]], cache: LocalCache
+) -> Iterator[Coverage]:
+    if one.left_out:
+        yield Coverage(one.source, place.family, "", "", "left out", detail=one.left_out)
+    chosen: list[Entry] = []
+    for key, name in zip(one.keys, one.names or ("",) * len(one.keys), strict=True):
+        entries = shelf.get((place.family, key), ())
+        label = name or next((entry.region_name for entry in entries), "")
+        answers = [(entry, _unusable(entry, place, cache)) for entry in entries]
+        usable = sorted((entry for entry, reason in answers if not reason), key=_is_baseline)  # a swap first
+        if not usable:
+            reasons = dict.fromkeys(reason for _, reason in answers)
+            yield Coverage(one.source, place.family, key, label, "missing", detail="; ".join(reasons) or "no entry")
             continue
-        name = name or entry.region_name
-        reason = _unusable(entry, place, cache)
-        if reason:
-            reasons.append(reason)
-        elif _is_baseline(entry):
-            found.append(Coverage(source, place.family, key, name, "baseline", entry.choice.label, detail=_where(entry)))
-        else:
-            runs, gain = entry.choice.label, entry.speedup
-            found.append(Coverage(source, place.family, key, name, "decided", runs, gain, _where(entry)))
-    missing = Coverage(source, place.family, key, name, "missing", detail="; ".join(dict.fromkeys(reasons)) or "no entry")
-    return min(found, key=lambda one: one.status != "decided", default=missing)
+        entry = usable[0]
+        status: Literal["baseline", "decided"] = "baseline" if _is_baseline(entry) else "decided"
+        gain = None if status == "baseline" else entry.speedup
+        yield Coverage(one.source, place.family, key, label, status, entry.choice.label, gain, _where(entry))
+        chosen.append(entry)
+    if one.is_call and chosen and len(chosen) == len(one.keys):
+        yield from _whole_call(one, place, chosen, cache)
+
+
+def _whole_call(one: Wanted, place: Deployment, chosen: Sequence[Entry], cache: LocalCache) -> Iterator[Coverage]:
+    """What a start finds about the call as a whole; nothing where the module's own forward is all that could run."""
+    if len(chosen) == 1 and _is_baseline(chosen[0]) and chosen[0].choice.schedule == "eager":
+        return
+    candidates = [entry.choice.digest for entry in chosen]
+    known = cache.get_alias(call_name(one.keys), chosen[0].target, chosen[0].contract, candidates)
+    if isinstance(known, Miss):
+        detail = f"the first start times the whole call: {known.reason}"
+        yield Coverage(one.source, place.family, "", "whole call", "not measured", detail=detail)
+        return
+    winner = str(known.get("winner"))
+    runs = "the module's own forward" if winner == "eager" else winner
+    yield Coverage(one.source, place.family, "", "whole call", "measured", runs, detail=str(known.get("note", "")))
 
 
 def _unusable(entry: Entry, place: Deployment, cache: LocalCache) -> str:

@@ -86,7 +86,8 @@ class Inventory:
         )
         aliases = tuple(held for held in self.aliases if families is None or held.position.family in families)
         if keys is not None:
-            aliases = tuple(alias for alias in aliases if _speaks_of(alias, entries))
+            known = _known(entries)
+            aliases = tuple(alias for alias in aliases if _speaks_of(alias, known))
         return Inventory(entries, aliases, self.broken)
 
 
@@ -149,13 +150,22 @@ def _read(path: Path, root: Path) -> Held | Broken | None:
     return Broken(path, held.reason) if isinstance(held, Miss) else held
 
 
-def _speaks_of(alias: Held, entries: Collection[Held]) -> bool:
-    """Whether everything an alias leads to is among `entries` of its own family and contract."""
-    near = [e for e in entries if (e.position.family, e.position.contract) == (alias.position.family, alias.position.contract)]
-    keys = {held.position.name for held in near}
-    digests = {held.content.choice.digest for held in near if isinstance(held.content, Entry)}
+def _known(entries: Collection[Held]) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
+    """Region keys and candidates of the entries, by family and contract."""
+    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for held in entries:
+        keys, candidates = found.setdefault((held.position.family, held.position.contract), (set(), set()))
+        keys.add(held.position.name)
+        if isinstance(held.content, Entry):
+            candidates.add(held.content.choice.digest)
+    return found
+
+
+def _speaks_of(alias: Held, known: Mapping[tuple[str, str], tuple[set[str], set[str]]]) -> bool:
+    """Whether everything an alias leads to is known for its own family and contract."""
+    keys, digests = known.get((alias.position.family, alias.position.contract), (set(), set()))
     content = alias.content if isinstance(alias.content, Mapping) else {}
     regions, candidates = content.get("regions"), content.get("candidates")
     if isinstance(regions, list):
-        return set(regions) <= keys
-    return isinstance(candidates, list) and set(candidates) <= digests
+        return all(isinstance(key, str) and key in keys for key in regions)
+    return isinstance(candidates, list) and all(isinstance(one, str) and one in digests for one in candidates)
