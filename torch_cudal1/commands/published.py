@@ -45,9 +45,11 @@ _CODES: Mapping[str, int] = {**EXIT_CODES, "rejected": 3, "not_lowerable": 3, "w
 
 def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Take every task the whole way. Exit code for one task as `judge`'s; for several 0, or 1 if something could not be read."""
-    chosen = [path for path in args.path if not path.exists()]
-    if chosen:
-        raise SettingError("PATH", str(chosen[0]), "a release file, a Python file with ModelNew, or a folder of either kind")
+    absent = [path for path in args.path if not path.exists()]
+    if absent:
+        raise SettingError("PATH", str(absent[0]), "a release file, a Python file with ModelNew, or a folder of kernels")
+    if args.reference is not None and not args.reference.exists():
+        raise SettingError("--reference", str(args.reference), "a KernelBench-style file or a folder of those")
     place = place_for(torch.device(device.choose(args.device)), settings)
     job = PairJob(settings, place.contract, place.device, gradients=False, trust="foreign")
     found = list(_limited((task for path in args.path for task in tasks_in(path, args.reference)), args))
@@ -94,8 +96,7 @@ def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path 
 
     with screen.progress() as progress, Adoption(place, job, step) as adoption:
         for task in found:
-            digests = {"reference": sha256(task.reference), "candidate": sha256(task.candidate or "")} if _is(task) else {}
-            head = {"schema": SCHEMA, "package": __version__, "where": task.where, "sha256": digests, "terms": terms}
+            head = {"schema": SCHEMA, "package": __version__, "where": task.where, "sha256": _digests(task), "terms": terms}
             one = known.get(_identity(head))
             if one is None:
                 one = {**head, **_told(task, adoption)}
@@ -132,8 +133,10 @@ def _identity(one: Mapping[str, Any]) -> tuple[str, str]:
     return str(one["where"]), json.dumps(one["sha256"], sort_keys=True)
 
 
-def _is(task: Task | Damaged) -> bool:
-    return isinstance(task, Task)
+def _digests(task: Task | Damaged) -> dict[str, str]:
+    if isinstance(task, Damaged):
+        return {}
+    return {"reference": sha256(task.reference), "candidate": sha256(task.candidate or "")}
 
 
 def _name(task: Task | Damaged) -> str:

@@ -184,7 +184,9 @@ class Solution:
         if not isinstance(into, bool):
             raise ValueError(f"destination_passing_style {into!r}; expected true or false")
         return cls(
-            *(_text(data, name) for name in ("name", "definition", "author")),
+            _text(data, "name"),
+            _text(data, "definition"),
+            _text(data, "author"),
             _text(spec, "language"),
             _texts(spec, "target_hardware"),
             _text(spec, "entry_point"),
@@ -272,7 +274,7 @@ class Trace:
     @classmethod
     def from_json(cls, data: Any) -> Trace:
         """The inverse. Raises ValueError."""
-        evaluation, workload = data.get("evaluation"), Workload.from_json(_field(data, "workload"))
+        evaluation, workload = _field(data, "evaluation", None), Workload.from_json(_field(data, "workload"))
         solution = None if data.get("solution") is None else _text(data, "solution")
         return cls(_text(data, "definition"), workload, solution, None if evaluation is None else Evaluation.from_json(evaluation))
 

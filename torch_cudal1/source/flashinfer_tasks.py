@@ -80,6 +80,7 @@ def tasks_in(root: Path) -> Iterator[Task | Damaged]:
         workloads = {each.workload.uuid: each.workload for each in read.traces if each.definition == definition.name}
         if not workloads and any(axis.value is None for axis in definition.axes.values()):
             yield Damaged(where, f"definition {definition.name!r} has variable axes, and no workload says how long they are")
+            continue
         for workload in workloads.values() or [Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")]:
             yield _task(where, definition, solution, workload, read.traces)
 
