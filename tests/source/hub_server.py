@@ -55,7 +55,7 @@ class Faults:
     """What goes wrong, for paths that contain a text. `status`: answers with an error so many times (-1: always)."""
 
     status: dict[str, tuple[int, int]] = field(default_factory=dict)  # path part -> (status, times)
-    headers: dict[str, str] = field(default_factory=dict)  # sent with those errors
+    headers: dict[str, str] = field(default_factory=dict)  # sent with those errors, and with files
     body: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)  # path part -> what is sent instead
     half: set[str] = field(default_factory=set)  # the connection ends after half of the promised bytes
     endless: set[str] = field(default_factory=set)  # more bytes than anybody asked for
@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         commit = repository.at(revision)
         if commit is None:
             return self._json(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
-        facts = {"X-Repo-Commit": commit.oid}
+        facts = {"X-Repo-Commit": commit.oid} | self.server_state.faults.headers
         if path not in commit.files:
             return self._json(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", **facts})
         data = commit.files[path]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from tests.signing import allow, make_signer
 from tests.source.conftest import CONTRACT, HERE, make_entry, program
 from tests.source.hub_server import HubServer, Repository, serving
 from torch_cudal1 import observe
@@ -243,6 +244,23 @@ def test_the_entry_of_this_very_machine_is_preferred(hub: HubServer, tmp_path: P
     assert found(source(settings(tmp_path / "five")), OTHER).entry.package == "other"
 
 
+def test_a_signed_entry_is_vouched_for_offline_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer = make_signer(tmp_path)
+    cache = LocalCache(tmp_path / "one")
+    cache.put(ENTRY)
+    cache.put_alias(NAME, {"regions": [REGION.key]}, HERE, CONTRACT)
+    assert len(cache.sign(signer).files) == 2
+    pushed(cache.root)
+    allow(tmp_path / "publishers.toml", team=signer.public)
+    given = settings(tmp_path / "two", trust="signed", publishers=tmp_path / "publishers.toml")
+    hit = found(source(given))
+    assert (hit.vouched_by, hit.stale) == ("publisher 'team'", None)
+    assert source(given).alias(NAME, HERE, CONTRACT) == {"regions": [REGION.key]}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert found(again(given)).vouched_by == "publisher 'team'"
+    assert "which is not on the list of publishers" in missed(again(given.but(publishers=None)))
+
+
 def test_another_family_or_contract_is_absent(filled: HubServer, tmp_path: Path) -> None:
     there = source(settings(tmp_path / "two"))
     assert missed(there, dataclasses.replace(HERE, device="cuda", arch="sm_90")) == "absent"
@@ -450,6 +468,26 @@ def test_a_hub_that_fails_costs_one_waiting_time(case: str, filled: HubServer, t
     assert "not asked again yet" in missed(there)
     assert len(filled.requests) == asked
     assert time.monotonic() - started < 20  # the server would have gone on for a minute and more
+
+
+def test_a_slow_hub_costs_a_start_a_bounded_time(filled: HubServer, tmp_path: Path) -> None:
+    given = settings(tmp_path, hub_timeout_s=20.0)
+    there = source(given)
+    there.hub.gate.note("an answer that came", 119.0)
+    found(there)  # a little is left
+    there = again(given.but(cache_dir=tmp_path / "another"))
+    there.hub.gate.note("an answer that came", 120.0)
+    filled.requests.clear()
+    assert "has waited 120 s for the Hub; `cudal1 pull`" in missed(there)
+    assert filled.requests == []
+    there = again(given)
+    there.hub.gate.note("an answer that came", 120.0)
+    found(there)  # what is on the disk needs no question
+
+
+def test_an_answer_for_another_commit_is_refused(filled: HubServer, tmp_path: Path) -> None:
+    filled.faults.headers = {"X-Repo-Commit": "f" * 40}
+    assert f"the Hub answered for the commit {'f' * 40}" in missed(source(settings(tmp_path)))
 
 
 @pytest.mark.parametrize("part", [ROOT_INDEX, ".safetensors"])

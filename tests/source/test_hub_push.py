@@ -364,6 +364,13 @@ def test_wrong_use_is_said(arguments: list[str], code: int, told: str, command: 
     assert told in capsys.readouterr().err
 
 
+def test_offline_pushes_nothing_and_asks_nothing(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCache(command).put(ENTRY)
+    assert main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
+    assert "nothing was pushed: the setting 'offline' is on" in capsys.readouterr().err
+    assert hub.requests == []
+
+
 def test_nothing_is_pushed_without_the_right_to(
     command: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

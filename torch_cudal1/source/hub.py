@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["Hub", "HubSource", "hub_for", "mirrored_roots", "open_hub"]
 _TARGETS_ASKED = 4  # an entry of a more distant target would be judged again anyway
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PIN_LIMIT_BYTES = 1 << 16
+_WAITS = 6  # a start waits for the Hub this many times `hub_timeout_s` in all
 _T = TypeVar("_T")
 
 
@@ -65,7 +67,8 @@ class Hub:
         if (closed := self.gate.closed()) is not None:
             return closed
         commit = self.client.commit_of(self.repo)
-        return commit if isinstance(commit, Unread) else self._at(commit)
+        patient = Gate(self.gate.shut)  # who pulls waits as long as it takes
+        return commit if isinstance(commit, Unread) else replace(self._at(commit), gate=patient)
 
     def record(self, mirror: Mirror) -> Stored | NotStored:
         """Make `mirror`'s commit the one that this revision stands for on this machine."""
@@ -100,9 +103,12 @@ class Hub:
         with hold(self._pin_file.with_suffix(".resolve.lock"), self.client.timeout_s):
             if (commit := self.pin()) is not None:
                 return commit
+            started = time.monotonic()
             found = self.client.commit_of(self.repo)
             if isinstance(found, Unread):
-                self.gate.note(Unread("unreachable", found.reason))  # without a commit nothing else can be asked
+                self.gate.note(
+                    Unread("unreachable", found.reason), time.monotonic() - started
+                )  # without a commit nothing else can be asked
                 return found
             self._record(found)
         observe.record("hub", "pinned", repo=self.repo.name, revision=self.repo.revision, commit=found)
@@ -180,7 +186,8 @@ def mirrored_roots(settings: Settings) -> tuple[Path, ...]:
 @cache
 def _opened(repo: Repo, cache_dir: Path, endpoint: str, timeout_s: float, shut: str) -> Hub:
     host = quote(urlsplit(endpoint).netloc or "hub", safe="")
-    return Hub(repo, Client(timeout_s, endpoint), cache_dir / "hub" / host / repo.name.replace("/", "--"), Gate(shut))
+    folder = cache_dir / "hub" / host / repo.name.replace("/", "--")
+    return Hub(repo, Client(timeout_s, endpoint), folder, Gate(shut, timeout_s * _WAITS))
 
 
 def _missed(key: str, reasons: list[str]) -> Miss:

@@ -139,6 +139,9 @@ class Client:
             "GET", url, headers={**headers, "Accept-Encoding": "identity"}, timeout=self.timeout_s, follow_redirects=True
         ) as response:
             hf_raise_for_status(response)
+            answered = {one.headers.get("X-Repo-Commit") or repo.revision for one in (*response.history, response)}
+            if answered != {repo.revision}:
+                return Unread("refused", f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}")
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > most:

@@ -11,6 +11,7 @@ a Hub that did not answer is left alone for a while: many regions cost one waiti
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,9 +47,14 @@ _T = TypeVar("_T", Root, TargetIndex, Shard)
 
 @dataclass
 class Gate:
-    """Whether the Hub may be asked. Shut for good where there is no network, and for a while after it did not answer."""
+    """Whether the Hub may be asked.
+
+    Shut for good where there is no network, or once it has cost too much time; for a while after it did not answer.
+    """
 
     shut: str = ""  # why, if for good
+    budget_s: float = math.inf  # the waiting time of all questions together
+    _spent_s: float = 0.0
     _until: float = 0.0
     _reason: str = ""
 
@@ -56,10 +62,14 @@ class Gate:
         """Why the Hub is not asked now; None when it may be."""
         if self.shut:
             return Unread("unreachable", self.shut)
+        if self._spent_s >= self.budget_s:
+            reason = f"this process has waited {self._spent_s:.0f} s for the Hub; `cudal1 pull` fetches everything ahead of time"
+            return Unread("unreachable", reason)
         return Unread("unreachable", f"not asked again yet: {self._reason}") if time.monotonic() < self._until else None
 
-    def note(self, answer: object) -> None:
-        """Remember an answer that did not come."""
+    def note(self, answer: object, waited_s: float) -> None:
+        """Remember what an answer cost, and one that did not come."""
+        self._spent_s += waited_s
         if isinstance(answer, Unread) and answer.kind == "unreachable":
             self._until, self._reason = time.monotonic() + _LEFT_ALONE_S, answer.reason
 
@@ -146,8 +156,9 @@ class Mirror:
         """The file from the Hub, if it may be asked and what comes breaks no rule."""
         if (refused := self._refused.get(path) or self.gate.closed()) is not None:
             return refused
+        started = time.monotonic()
         data = self.client.read(self.repo, path, listed, INDEX_LIMIT_BYTES)
-        self.gate.note(data)
+        self.gate.note(data, time.monotonic() - started)
         if isinstance(data, Unread):
             if data.kind == "absent" and listed is not None:
                 data = Unread("refused", f"{data.reason}, which the index names")

@@ -63,7 +63,7 @@ class Source(Protocol):
 
 
 def resolve(region: Region, sources: Sequence[Source], target: Target, contract: Contract) -> Resolved:
-    """The first hit of `sources` that may be used as it is, else the first of the others. A source after such a hit is not asked."""
+    """The first hit of `sources` that may be used as it is, else the first of the others. After such a hit no source is asked."""
     misses: list[SourceMiss] = []
     second: Hit | None = None
     for source in sources:
