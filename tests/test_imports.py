@@ -56,15 +56,18 @@ MAY_IMPORT = {
     "reporting": (*FLOW, "place"),
     "shadow": (*FLOW, "place"),
     "ranks": (*FLOW, "place"),
+    "forms": (),
+    "recording": (*FLOW, "forms"),
+    "recorded": (*FLOW, "forms", "recording", "targets"),
     "binding": (*FLOW, "place", "double_backward", "fast", "flat", "shadow", "ranks"),
-    "backend": (*FLOW, "place", "shadow", "ranks"),
-    "module": (*FLOW, "place", "binding", "fast", "reporting"),
+    "backend": (*FLOW, "place", "shadow", "ranks", "recording"),
+    "module": (*FLOW, "place", "binding", "fast", "recording", "reporting"),
     "planning": (*FLOW, "place", "binding"),
     "published": (*FLOW, "place", "binding"),
     "targets": GROUND,
-    "warm_up": (*FLOW, "place", "binding", "module", "targets", "reporting"),
+    "warm_up": (*FLOW, "place", "binding", "module", "recorded", "targets", "reporting"),
     "hardware": GROUND,
-    "fleet": (*GROUND, "source", "targets", "warm_up"),
+    "fleet": (*GROUND, "source", "recorded", "targets", "warm_up"),
     "view": GROUND,
 }
 TOP = ("__init__", "__main__", "commands")  # may import everything
@@ -123,6 +126,22 @@ import sys
 import torch_cudal1.backend
 heavy = [name for name in ("triton", "torch._inductor.compile_fx") if name in sys.modules]
 assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_warm_look_up_needs_neither_judge_nor_kernels():
+    code = """
+import sys
+import torch
+import torch_cudal1.backend, torch_cudal1.ranks
+from torch_cudal1.place import place_for
+from torch_cudal1.settings import Settings
+place_for(torch.device("cpu"), Settings()).alias("ab" * 32)
+heavy = ("torch_cudal1.judge", "torch_cudal1.kernels", "huggingface_hub", "cryptography")
+loaded = [name for name in sys.modules if name.startswith(heavy)]
+assert not loaded, loaded
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -22,17 +22,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from torch_cudal1 import observe
-from torch_cudal1.pipeline import Choice
 from torch_cudal1.place import Place
 from torch_cudal1.records import Entry, Miss, Region
 from torch_cudal1.source.cache import stale_reason
 from torch_cudal1.source.entry_file import decode_entry, encode_entry
 from torch_cudal1.source.quarantine import reason_for
+
+if TYPE_CHECKING:
+    from torch_cudal1.pipeline import Choice  # brings the judge, which a warm look-up can do without
 
 __all__ = ["Apart", "Told", "agreed", "choices_from"]
 
@@ -87,6 +89,8 @@ def agreed(
 
 def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[Choice, ...]:
     """The leader's entries as this rank's choices. KeyError for a region that the leader told nothing about."""
+    from torch_cudal1.pipeline import Choice
+
     known = {entry.region_key: entry for entry in told.entries}
     found = [known[region.key] for region in regions]
     return tuple(
