@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_cudal1
+from tests.entries import plant
+from tests.signing import allow, make_signer
 from tests.source.conftest import CONTRACT, HERE, make_entry
 from tests.source.hub_server import HubServer
 from tests.source.test_hub import (
@@ -187,6 +190,18 @@ def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_
     assert is_consistent(hub)
 
 
+@pytest.mark.parametrize(("limit", "created", "rule"), [(100, "2025-01-01T00:00:00+00:00", "bytes"), (1 << 30, "2" * 41, "a time")])
+def test_what_no_reader_would_take_is_left_out(
+    limit: int, created: str, rule: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_layout, "FILE_LIMIT_BYTES", limit)
+    done = pushed(tmp_path, dataclasses.replace(ENTRY, created=created))
+    (left_out,) = done.left_out
+    assert "an index cannot list it" in left_out.reason
+    assert rule in left_out.reason
+    assert keys_in(hub) == set()
+
+
 @pytest.mark.parametrize("part", ["/preupload/", "/objects/batch", "/storage/", "/commit/"])
 def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, hub: HubServer, tmp_path: Path) -> None:
     hub.faults.status[part] = (403, -1)
@@ -309,10 +324,29 @@ def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(here: Entry, 
 @pytest.fixture
 def command(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, with the environment of a user."""
-    monkeypatch.setenv(PREFIX + "HUB_TIMEOUT_S", "20")
+    monkeypatch.setenv(PREFIX + "HUB_TIMEOUT_S", "60")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.token = "hf_secret"
     return tmp_path / "command"
+
+
+def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Path) -> None:
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), torch.randn(4, 8)
+    cache, signer = LocalCache(tmp_path / "one"), make_signer(tmp_path)
+    with torch.no_grad():
+        expected = model(inputs)
+        plant(model, inputs, cache.root)
+        cache.sign(signer)
+        opened = source(settings(tmp_path, cache_dir=cache.root)).hub
+        assert not isinstance(push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="x"), Unread)
+        allow(tmp_path / "publishers.toml", team=signer.public)
+        given = settings(tmp_path / "two", strictness="error", on_miss="error", publishers=tmp_path / "publishers.toml")
+        served = torch_cudal1.accelerate(model, inputs, settings=given)
+        assert torch.equal(served(inputs), expected)
+        (row,) = torch_cudal1.explain(served).regions
+        torch_cudal1.restore(model)
+    assert "planted" in str(row)
+    assert not (given.cache_dir / "v1").exists()  # nothing was searched, measured or remembered: the team's decision serves
 
 
 def test_push_and_pull_as_commands(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,7 +191,11 @@ def _add(change: _Change, path: str, data: bytes, listed: Listed | None = None) 
 
 
 def _read_again(offer: Offer) -> bytes | Broken:
-    """The bytes that were checked, or that they are not there any more."""
+    """The bytes that were checked, or why they are not pushed: gone or changed since, or no reader would take the row of them."""
+    try:
+        Listed.from_json(offer.listed.to_json())
+    except ValueError as error:
+        return Broken(offer.file.path, f"an index cannot list it: {error}")
     data = read_file(offer.file.path, offer.file.size_bytes)
     if isinstance(data, Miss):
         return Broken(offer.file.path, data.reason)
