@@ -16,7 +16,20 @@ from torch_cudal1.judge.levels import Control, Probed
 from torch_cudal1.settings import Settings
 
 SANDBOXES = ["sandbox, own code", "sandbox, sources of others"]
-NAMES = ["python", "torch", "device", "C++ extension", "Inductor", "Triton", "nvcc", "cache", *SANDBOXES, "rich", "matplotlib"]
+NAMES = [
+    "python",
+    "torch",
+    "device",
+    "C++ extension",
+    "Inductor",
+    "Triton",
+    "nvcc",
+    "cache",
+    "trust",
+    *SANDBOXES,
+    "rich",
+    "matplotlib",
+]
 
 
 def asked(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, object]]:

@@ -29,6 +29,7 @@ from torch_cudal1.judge.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, ch
 from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.machine import target_for, triton_version
 from torch_cudal1.settings import PREFIX, Settings
+from torch_cudal1.source.trust_lists import BadList, read_publishers, read_revocations
 from torch_cudal1.version import __version__
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
@@ -92,6 +93,7 @@ def examine(settings: Settings) -> tuple[Finding, ...]:
         _triton(),
         _nvcc(),
         _cache(settings.cache_dir),
+        _lists(settings),
         *_sandbox(settings),
         *(_extra(name, use) for name, use in (("rich", "terminal tables and progress"), ("matplotlib", "plots of the HTML page"))),
     )
@@ -162,6 +164,20 @@ def _cache(folder: Path) -> Finding:
         remedy = "set TORCH_CUDAL1_CACHE_DIR or --cache-dir to a folder you may write to"
         return Finding("cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True)
     return Finding("cache", True, what, needed=True)
+
+
+def _lists(settings: Settings) -> Finding:
+    """Whom this machine believes about entries from elsewhere, and whether that can be found out."""
+    publishers, revoked = read_publishers(settings.publishers), read_revocations(settings.revoked)
+    bad = [found.reason for found in (publishers, revoked) if isinstance(found, BadList)]
+    if isinstance(publishers, BadList) or isinstance(revoked, BadList):
+        return Finding("trust", False, "; ".join(bad), "until then baselines run in place of what these lists are asked about")
+    gone = sum(map(len, (revoked.entry, revoked.program, revoked.key)))
+    what = f"{text.counted(len(publishers.names), 'publisher')} allowed, {text.counted(gone, 'record')} revoked"
+    if publishers.names and not _version("cryptography"):
+        return Finding("trust", False, f"{what}, and no signature can be verified", "pip install 'torch-cudal1[sign]'")
+    unsigned = "judged first where a search is allowed, else refused" if settings.trust == "judge" else "refused"
+    return Finding("trust", True, f"{what}; what nobody signed and others made is {unsigned}")
 
 
 def _sandbox(settings: Settings) -> tuple[Finding, Finding]:

@@ -97,6 +97,10 @@ def append_revocation(path: Path, kind: RevokedKind, what: str, reason: str) -> 
                 raise SettingError("revoked", str(path), f"a list that is whole: {known.reason}")
             before = path.read_text(encoding="utf-8").rstrip("\n")
         text = f"{before}\n\n{block}".lstrip("\n")
+        try:
+            _revocations(_parse(text.encode(), "revoked"))
+        except _ListError as problem:  # never write what would make every look-up refuse
+            raise SettingError("revoked", what, f"a record for the list, which was left as it is: {problem.found}") from problem
         done = write_file(path.resolve(), text.encode())
     if isinstance(done, NotStored):
         raise SettingError("revoked", str(path), f"a list that can be written: {done.reason}")
