@@ -82,6 +82,7 @@ struct Binding {
   THPObjectPtr owner, guard, runner, finish;  // finish: nullptr where the module returns one tensor
   std::vector<Source> sources;
   std::vector<THPObjectPtr> kept;  // what `sources` points to
+  Py_ssize_t served = 0;
 };
 
 using Bindings = std::vector<std::shared_ptr<Binding>>;
@@ -189,6 +190,7 @@ PyObject* fast_call(PyObject* object, PyObject* const* given, size_t flags, PyOb
     return missed();
   }
   ++self->served;
+  ++binding->served;
   return binding->finish.get() == nullptr ? results.release() : PyObject_CallOneArg(binding->finish.get(), results);
   END_HANDLE_TH_ERRORS
 }
@@ -246,6 +248,19 @@ PyObject* fast_clear(PyObject* self, PyObject*) {
   Bindings gone;
   gone.swap(*reinterpret_cast<FastPath*>(self)->bindings);  // what dies may run Python code
   Py_RETURN_NONE;
+}
+
+// counts(): [(owner, calls served)] of what is bound now.
+PyObject* fast_counts(PyObject* object, PyObject*) {
+  const auto* self = reinterpret_cast<FastPath*>(object);
+  THPObjectPtr found(PyList_New(0));
+  if (!found) return nullptr;
+  const Bindings bindings = *self->bindings;  // making Python objects may run the collector, which may clear the table
+  for (const auto& one : bindings) {
+    THPObjectPtr pair(Py_BuildValue("(On)", one->owner.get(), one->served));
+    if (!pair || PyList_Append(found.get(), pair.get()) < 0) return nullptr;
+  }
+  return found.release();
 }
 
 // FastPath(cuda, switch.__dict__, forward_ad.__dict__, torch.compiler.__dict__)
@@ -310,6 +325,7 @@ PyMethodDef fast_methods[] = {
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fast_add)), METH_FASTCALL,
      "add(owner, args, kwargs, guard, sources, runner, finish) -> bool: serve such calls from now on; False if it does already."},
     {"clear", fast_clear, METH_NOARGS, "Forget every binding."},
+    {"counts", fast_counts, METH_NOARGS, "counts() -> [(owner, calls served)] of the bindings."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMemberDef fast_members[] = {

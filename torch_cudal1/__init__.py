@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torch_cudal1.module import accelerate, disabled, explain, restore
     from torch_cudal1.observe import report
     from torch_cudal1.planning import plan
+    from torch_cudal1.recording import record
     from torch_cudal1.settings import Settings
     from torch_cudal1.warm_up import warmup
 
-__all__ = ["Explanation", "Settings", "accelerate", "disabled", "explain", "plan", "report", "restore", "warmup"]
+__all__ = ["Explanation", "Settings", "accelerate", "disabled", "explain", "plan", "record", "report", "restore", "warmup"]
 
 _HOME = {
     "Explanation": "explanation",
@@ -28,6 +29,7 @@ _HOME = {
     "disabled": "module",
     "explain": "module",
     "plan": "planning",
+    "record": "recording",
     "report": "observe",
     "restore": "module",
     "warmup": "warm_up",

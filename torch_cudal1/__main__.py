@@ -124,6 +124,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="what a call costs on each GPU type with decisions in the cache")
+    parser.add_argument("--recorded", type=Path, metavar="FILE", help="with --compare: weigh by the calls in this file")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="with --compare: JSON of prices and watts by GPU name")
 
 
@@ -132,6 +133,12 @@ def _crew(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--devices", metavar="all|N,M", help="one worker for each of these GPUs; what is finished is not done again")
     one.add_argument("--workers", type=_count, metavar="N", help="that many workers on the CPU")
     one.add_argument("--cluster", nargs="?", const="auto", metavar="ADDRESS", help="workers of a Ray cluster (extra: ray)")
+
+
+def _recorded(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recorded", type=Path, metavar="FILE", help="tune for the calls in this recording, not TARGET's own"
+    )
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
@@ -240,7 +247,7 @@ _COMMANDS = (
         "models",
         "warmup",
         "fill the cache for TARGET ahead of time",
-        (_target, *_RUN, _trust, _search, _training, _crew, _page),
+        (_target, *_RUN, _trust, _search, _training, _recorded, _crew, _page),
     ),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN, _compare)),
     _Command(

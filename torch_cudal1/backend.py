@@ -39,10 +39,21 @@ def cudal1(
 
     Raises SettingError for an option neither knows, and CacheMissError under on_miss="error".
     """
+    from torch_cudal1 import recording
+
     settings, inductor_options = _split(options or {}, mode)
     if not settings.enabled:
         observe.record("capture", "switched_off")
         return _inductor(gm, example_inputs, inductor_options)
+    recording.keep(settings.record)
+    call = _best(gm, example_inputs, settings, inductor_options)
+    return recording.count_graph(call, gm, example_inputs) if recording.is_on() else call
+
+
+def _best(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, inductor_options: dict[str, Any]
+) -> Callable[..., Any]:
+    """The best known callable; plain Inductor where anything of ours fails."""
     try:
         ours = _ours(gm, example_inputs, settings, inductor_options)
     except CacheMissError:

@@ -35,6 +35,9 @@ class Entry(Protocol):
     def clear(self) -> None:
         """Forget every binding."""
 
+    def counts(self) -> list[tuple[object, int]]:
+        """Owners of what is bound, each with the calls served."""
+
 
 @dataclass(frozen=True, eq=False)
 class Direct:

@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
-from torch_cudal1 import fast, guard, observe
+from torch_cudal1 import fast, guard, observe, recording
 from torch_cudal1.binding import Bound, Unbound, bind, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
@@ -50,7 +50,8 @@ def accelerate(
     the present train/eval, grad and autocast mode, searching if `on_miss="tune"`. A signature that was not prepared runs the
     module's own forward at once and is recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
     `options` are fields of `Settings`. Where the module's own forward turns out to be the fastest for what was prepared, nothing
-    is put in its way at all: such a module costs what it cost before, and notices no other signature.
+    is put in its way at all: such a module costs what it cost before, and notices no other signature. (Not so while calls are
+    recorded: see `cudal1.record`.)
 
     Raises TypeError for something that is not a module, SettingError for a bad option, CacheMissError under on_miss="error".
     """
@@ -60,12 +61,13 @@ def accelerate(
     restore(module)
     if not chosen.enabled:
         return module
+    recording.keep(chosen.record)
     dispatcher = Dispatcher(module, chosen)
     if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
         args, kwargs = _arguments(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
     decided = list(dispatcher.bindings.values())
-    if decided and all(isinstance(one, Unbound) and not one.missed for one in decided):
+    if decided and not recording.is_on() and all(isinstance(one, Unbound) and not one.missed for one in decided):
         _left_alone[module] = explanation_of(type(module).__name__, dispatcher.device, decided)
     else:
         module._compiled_call_impl = dispatcher
@@ -116,7 +118,9 @@ class Dispatcher:
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
         self._table, self._miss = fast.entry(cuda=False), fast.miss()
+        self._tally = recording.Tally(module)
         on_withdrawal(self.without)
+        recording.watch(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copied module is plain. (`nn.Module` leaves this slot out of its state; modules with a state of their own may not.)"""
@@ -141,7 +145,10 @@ class Dispatcher:
         if signature is None:
             observe.count("not_servable_calls")
             return self._own(args, kwargs)
-        bound = self.bindings.get(self._key(signature))
+        key = self._key(signature)
+        bound = self.bindings.get(key)
+        if recording.is_on():
+            self._tally.note(key, bound, args, kwargs)
         if isinstance(bound, Bound) and bound.guard.holds():
             result = bound.call(args, kwargs)
             if self._table is not None and bound.direct is not None:
@@ -160,8 +167,21 @@ class Dispatcher:
         for key, bound in list(self.bindings.items()):
             if isinstance(bound, Bound) and any(choice.candidate.digest == candidate for choice in bound.choices):
                 self.bindings[key] = Unbound(reason, tuple(withdrawn(choice, reason) for choice in bound.choices))
-        if self._table is not None:
-            self._table.clear()
+        self.begin_counting()
+
+    def begin_counting(self) -> None:
+        """Forget the quick ways: each signature comes the slow way once more."""
+        with self._tally.lock:
+            self.bring_counts()
+            if self._table is not None:
+                self._table.clear()
+            self._tally.begin()
+
+    def bring_counts(self) -> None:
+        """Add what the quick way has served to the recording's counters."""
+        with self._tally.lock:
+            if self._table is not None:
+                self._tally.bring(self._table.counts())
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress | None) -> None:
         """Bind this signature now, tuning if the settings say so."""
@@ -179,6 +199,7 @@ class Dispatcher:
         found = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
         types = tuple(sorted(found & {"cpu", "cuda"})) or ("cpu",)  # nothing is bound on other devices
         if types != self._device_types:
+            self.begin_counting()
             self._device_types = types
             self._table = fast.entry(cuda="cuda" in types)
             self.bindings.clear()
@@ -243,8 +264,7 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None
     ) -> Bound | Unbound:
         self._know_devices(args, kwargs)
-        if self._table is not None:
-            self._table.clear()  # what is bound may be replaced now, and must not live on in there
+        self.begin_counting()  # what is bound may be replaced now, and must not live on in the table
         key = self._key(guard.signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
         return bound

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.explanation import Explanation
 from torch_cudal1.module import accelerate, explain, restore
 from torch_cudal1.pipeline import Progress
+from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.settings import Settings
 from torch_cudal1.targets import Loaded, load, try_call
 
@@ -42,19 +44,34 @@ def warmup(
     progress: Progress | None = None,
     training: bool = False,
     device: str | None = None,
+    recording: Path | str | None = None,
 ) -> tuple[WarmupResult, ...]:
     """Tune each target (see `torch_cudal1.targets`) on `device` (default: where its module is), and store the decisions.
 
-    Modules are tuned as they are returned, train or eval; under no_grad unless `training`. Raises TargetError for a target that
-    cannot be loaded or called; what fails later, and what could not be stored, is the error of its result.
+    Modules are tuned as they are returned, train or eval; under no_grad unless `training`. With `recording`, a file of `record`,
+    not the target's own inputs are tuned for but each recorded form of its calls, the most frequent first, in the recorded modes.
+    Raises TargetError for a target that cannot be loaded or called, and for a recording without a call of it; what fails later, and
+    what could not be stored, is the error of its result.
     """
-    chosen = (settings or Settings.from_env()).but(on_miss="tune")
+    chosen = (settings or Settings.from_env()).but(on_miss="tune", record=None)
+    read_back = None if recording is None else read_recording(recording)
     results = []
     for target in [targets] if isinstance(targets, str) else targets:
         for loaded in load(target, device=device):
             try_call(loaded)
-            results.append(warm(loaded, chosen, progress=progress, training=training))
+            if read_back is None:
+                results.append(warm(loaded, chosen, progress=progress, training=training))
+                continue
+            for call in recorded_calls(loaded, read_back):
+                results.append(_warm_recorded(call, chosen, progress))
     return tuple(results)
+
+
+def _warm_recorded(call: RecordedCall, settings: Settings, progress: Progress | None) -> WarmupResult:
+    if call.problem:
+        return WarmupResult(call.loaded.name, None, call.problem, 0.0, 0, 0)
+    with in_mode(call):
+        return warm(call.loaded, settings, progress=progress, training=call.mode.grad)
 
 
 def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False) -> WarmupResult:

@@ -61,7 +61,8 @@ def _one_after_another(
     for i, name in enumerate(names):
         part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
         try:
-            results += cudal1.warmup(name, settings=settings, progress=part, training=args.training, device=chosen)
+            given = {"training": args.training, "device": chosen, "recording": args.recorded}
+            results += cudal1.warmup(name, settings=settings, progress=part, **given)
         except TargetError as error:
             failed.append(error)
 

@@ -1,0 +1,122 @@
+"""The form of a call: its arguments as JSON with every tensor described and no value of any, and inputs made to such a form again.
+
+    (x, {"mask": m}, 3)  ->  {"u": [{"t": ["float32", [4, 8], [8, 1], "cuda", false]}, {"d": {"mask": {"t": [...]}}}, {"v": 3}]}
+
+Flags and numbers that are passed as arguments are part of the form, because they decide what is computed. Texts are not: they may
+be data. Elements of a made tensor are drawn from the tensor at the same place of an example, so that indices and masks stay legal;
+where there is none they are normal random numbers, and zeros for integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["FormError", "describe", "make"]
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_MAX_BYTES = 1 << 40
+_NOTHING = object()
+
+
+class FormError(ValueError):
+    """A form that no input can be made of, or a value that has no form."""
+
+
+def describe(value: Any) -> Any:
+    """The form of `value`, as JSON. Raises FormError for what is not made of plain containers, tensors and plain values."""
+    if isinstance(value, torch.Tensor):
+        return {"t": [_name(value.dtype), list(value.shape), list(value.stride()), value.device.type, value.requires_grad]}
+    if value is None or type(value) in (bool, int):
+        return {"v": value}
+    if type(value) is float:
+        return {"f": value.hex()}
+    if type(value) is str:
+        return {"s": 0}
+    if type(value) is torch.dtype:
+        return {"dtype": _name(value)}
+    if type(value) is torch.device:
+        return {"device": value.type}
+    if type(value) is torch.Size:
+        return {"size": list(value)}
+    if type(value) in (list, tuple):
+        return {"l" if type(value) is list else "u": [describe(item) for item in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"d": {key: describe(item) for key, item in value.items()}}
+    raise FormError(f"a {type(value).__name__} has no form")
+
+
+def make(form: Any, device: torch.device, example: Any = _NOTHING) -> Any:
+    """A value of that form on `device`, with what the form leaves open taken from `example`. Raises FormError."""
+    if not isinstance(form, dict) or len(form) != 1:
+        raise FormError(f"{form!r} is no form")
+    ((kind, body),) = form.items()
+    try:
+        return _make(kind, body, device, example)
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        if isinstance(error, FormError):
+            raise
+        raise FormError(f"{form!r} is no form: {type(error).__name__}: {error}") from error
+
+
+def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
+    if kind == "t":
+        return _tensor(body, device, example)
+    if kind == "v" and (body is None or type(body) in (bool, int)):
+        return body
+    if kind == "f":
+        return float.fromhex(body)
+    if kind == "s":
+        if not isinstance(example, str):
+            raise FormError("texts are not recorded, and the target's own inputs have none at this place")
+        return example
+    if kind == "dtype":
+        return _DTYPES[body]
+    if kind == "device":
+        return torch.device(body)
+    if kind == "size":
+        return torch.Size(body)
+    if kind in ("l", "u"):
+        known = example if isinstance(example, (list, tuple)) else ()
+        items = [make(item, device, known[i] if i < len(known) else _NOTHING) for i, item in enumerate(body)]
+        return items if kind == "l" else tuple(items)
+    if kind == "d":
+        own = example if isinstance(example, dict) else {}
+        return {str(key): make(item, device, own.get(key, _NOTHING)) for key, item in body.items()}
+    raise FormError(f"{kind!r} is no kind of form")
+
+
+def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
+    name, shape, strides, kind, requires_grad = body
+    if kind != device.type:
+        raise FormError(f"a tensor was on {kind!r}, and this is {device.type!r}")
+    dtype = _DTYPES[name]
+    if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides)):
+        raise FormError(f"{shape} with strides {strides} is no tensor")
+    size = 0 if 0 in shape else 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    if size * dtype.itemsize > _MAX_BYTES:
+        raise FormError(f"{shape} with strides {strides} would take {size * dtype.itemsize} bytes")
+    flat = _elements(size, dtype, device, example)
+    return flat.as_strided(shape, strides).requires_grad_(bool(requires_grad))
+
+
+def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)  # the same inputs each time, and the caller's random numbers are left alone
+    if isinstance(example, torch.Tensor) and example.numel() and _sort(example.dtype) == _sort(dtype):
+        pool = example.detach().reshape(-1)
+        drawn = torch.randint(pool.numel(), (size,), generator=generator)
+        return pool[drawn.to(pool.device)].to(device=device, dtype=dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(size, generator=generator).to(device=device, dtype=dtype)
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+def _sort(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point or dtype.is_complex:
+        return "numbers"
+    return "flags" if dtype == torch.bool else "integers"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
