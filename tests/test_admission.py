@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.entries import entry_for, shifted
+import torch_cudal1
+from tests.entries import count_runs, entry_for, plant, shifted
 from tests.signing import allow, make_signer, revoking
-from torch_cudal1 import admission, judge, observe
+from torch_cudal1 import admission, judge, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.judge import court
@@ -166,6 +167,18 @@ def test_a_plan_promises_nothing_from_an_unknown_entry(region, tmp_path):
     assert (row.cached, row.expected_speedup) == (False, 1.0)
 
 
+def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path, monkeypatch):
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        plant(net, x, tmp_path / "shared", change=shifted)
+        runs, expected = count_runs(monkeypatch), net(x)
+        torch_cudal1.accelerate(net, x, cache_dir=tmp_path / "own", read_only_caches=(tmp_path / "shared",), strictness="error")
+        assert torch.equal(net(x), expected)
+    assert runs.total == 0
+    told = torch_cudal1.explain(net)
+    assert "nobody signed it" in " ".join([*told.left_out, *(region.reason for region in told.regions)])
+
+
 # First use of what another machine judged --------------------------------------------------------------------------------------
 
 
@@ -260,3 +273,14 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
     except SandboxError as error:
         pytest.skip(f"this machine cannot confine strangers: {error}")
     assert started == ["foreign"]
+
+
+def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
+    stored(region, tmp_path / "shared")
+    monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(court, "_RACE_BUDGET_S", 0.2)
+    choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
+    assert not choice.swapped
+    (tried,) = [one for one in choice.entry.tried if one.get("origin") == "elsewhere"]
+    assert tried["decision"] == "rejected"
+    assert tried["detector"] != "timing", "it is wrong, not slow"

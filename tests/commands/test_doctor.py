@@ -115,3 +115,13 @@ def test_sources_of_others_are_refused_below_level_2_with_the_way_out(
     assert "no Landlock here" in others.what
     assert "lsm=landlock" in others.remedy
     assert "unsafe_sandbox" in others.remedy
+
+
+def test_a_cache_that_everybody_may_write_is_told(tmp_path: Path) -> None:
+    def cache() -> doctor.Finding:
+        return next(f for f in doctor.examine(Settings(cache_dir=tmp_path)) if f.name == "cache")
+
+    assert cache().ok
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1").chmod(0o777)
+    assert (cache().ok, cache().remedy) == (False, f"chmod o-w {tmp_path / 'v1'}")
