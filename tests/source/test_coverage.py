@@ -110,10 +110,12 @@ def test_a_module_that_stays_as_it_is_needs_no_measurement(tmp_path: Path) -> No
 
 
 def test_what_nobody_vouches_for_is_missing(tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    import_bundle(bundle_of(filled(tmp_path / "made"), tmp_path / "x.bundle"), folder)
+    folder, made = tmp_path / "cache", filled(tmp_path / "made")
+    made.put(make_entry(region_key=program().digest, choice=Candidate(program(), "eager", "baseline")))
+    import_bundle(bundle_of(made, tmp_path / "x.bundle"), folder)
+    wanted = (Wanted("model", (KEY, program().digest)),)
     for trust in ("judge", "signed"):
-        rows = covered(cache_for(Settings(cache_dir=folder, trust=trust)))
+        rows = covered(cache_for(Settings(cache_dir=folder, trust=trust)), wanted=wanted)
         assert statuses(rows) == ["missing", "missing"]
         assert "nobody signed it" in rows[0].detail
 

@@ -159,6 +159,20 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, bundle: Path) -> No
     assert import_bundle(bundle, tmp_path / "cache").already is False
 
 
+def test_a_rename_that_fails_leaves_nothing(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.replace
+
+    def failing(source: Any, destination: Any) -> None:
+        if Path(destination).parent.name == "imported":
+            raise OSError(errno.EIO, "Input/output error")
+        original(source, destination)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(SupplyError, match=r"Input/output error; nothing was imported"):
+        import_bundle(bundle, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache" / "imported").iterdir()] == ["import.lock"]
+
+
 def test_a_disk_without_room_is_told_before_anything_is_written(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
