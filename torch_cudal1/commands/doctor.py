@@ -166,7 +166,9 @@ def _cache(folder: Path) -> Finding:
         return Finding("cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True)
     open_to_all = [path for path in (folder, folder / "v1") if path.is_dir() and path.stat().st_mode & stat.S_IWOTH]
     if open_to_all:
-        return Finding("cache", False, f"{what}. Everybody may write it, and so decide what runs here", f"chmod o-w {open_to_all[0]}")
+        return Finding(
+            "cache", False, f"{what}. Everybody may write it, and so decide what runs here", f"chmod o-w {open_to_all[0]}"
+        )
     return Finding("cache", True, what, needed=True)
 
 
