@@ -410,4 +410,3 @@ def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(tmp_pat
     assert main(["warmup", target(tmp_path), "--recorded", str(file), *where]) == 0
     assert "1x2, 1, 1 calls" in capsys.readouterr().out
     assert "line 3 is not used" in caplog.text
-    assert main(["warmup", target(tmp_path), "--recorded", str(file), "--workers", "2", *where]) == 2
