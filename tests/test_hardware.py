@@ -15,10 +15,13 @@ from tests.source.conftest import CONTRACT
 from torch_cudal1.__main__ import main
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import SettingError
+from torch_cudal1.forms import describe
 from torch_cudal1.hardware import HardwareRow, Load, Price, Prices, compare, moved, read_prices
-from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, Value
+from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, Value, canonical_json
+from torch_cudal1.recording import identity_of
 from torch_cudal1.records import Candidate, Entry, Region, Target
 from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.recording_file import Mode, Seen, append
 from torch_cudal1.targets import load
 
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
@@ -216,3 +219,28 @@ def test_plan_compare_of_what_cannot_be_looked_up_is_2(model: str, tmp_path: Pat
     assert main([*line, f"{model}:make", "--prices", str(tmp_path / "none.json")]) == 2
     assert main([*line, f"{model}:make", "--precision", "strict"]) == 0
     assert "no decision that was made on a GPU" in capsys.readouterr().out
+
+
+def test_plan_compare_weighs_by_what_was_recorded(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (loaded,) = load(f"{model}:make")
+    mode = Mode(grad=False, training=False)
+    forms = [canonical_json(describe(((torch.ones(rows, 3),), {}))) for rows in (4, 9)]
+    for form, calls in zip(forms, (300, 100), strict=True):
+        append(tmp_path / "calls.jsonl", [Seen("module", "Linear", identity_of(loaded.module), form, mode, calls)])
+    with torch.no_grad():
+        (other,) = captured_regions(loaded.module, (torch.ones(9, 3),))
+    LocalCache(tmp_path / "h200").put(decided(other, H200, 45.0))
+    line = ["plan", "--device", "cpu", "--compare", "--cache-dir", str(tmp_path / "h200")]
+    line += ["--recorded", str(tmp_path / "calls.jsonl")]
+    assert main([*line, f"{model}:make", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["comparison"]
+    assert [one.split(": ")[-1] for one in told["workload"]] == ["75% of the calls", "25% of the calls"]
+    rows = {row["hardware"]: row for row in told["rows"]}
+    assert rows[H200]["us_per_call"] == pytest.approx(0.75 * 5 + 0.25 * 45)
+    assert rows[L4]["us_per_call"] is None
+    assert "9x3, 100 calls" in rows[L4]["missing"][0]
+    Path(model).write_text(SOURCE.replace("Linear(3, 2)", "Linear(3, 4)"))
+    assert main([*line, f"{model}:make"]) == 2
+    assert "holds no call of Linear" in capsys.readouterr().err
+    assert main([*line[:-1], str(tmp_path / "none"), f"{model}:make"]) == 2
+    assert "No such file" in capsys.readouterr().err

@@ -16,7 +16,11 @@ from tests.source.conftest import make_entry
 from torch_cudal1.__main__ import main
 from torch_cudal1.commands import device, doctor
 from torch_cudal1.fleet import local
+from torch_cudal1.forms import describe
+from torch_cudal1.program.model import canonical_json
+from torch_cudal1.recording import identity_of
 from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.recording_file import Mode, Seen, append
 
 Run = Callable[..., int]
 
@@ -98,3 +102,20 @@ def test_workers_on_a_machine_with_a_gpu_ask_which_was_meant(
     monkeypatch.setattr(device, "without_cuda", lambda: "")
     assert run("do:0", "--workers", "2") == 2
     assert "--devices all" in capsys.readouterr().err
+
+
+def test_each_recorded_form_of_a_target_is_a_task(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("import torch\ndef make(): return torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),)\nother = make\n")
+    mode = Mode(grad=False, training=False)
+    for rows, calls in ((4, 30), (9, 10)):
+        form = canonical_json(describe(((torch.ones(rows, 3),), {})))
+        append(tmp_path / "calls", [Seen("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)])
+    other = tmp_path / "other.py"
+    other.write_text("import torch\ndef make(): return torch.nn.Linear(3, 5).eval(), (torch.ones(4, 3),)\n")
+    given = (f"{file}:make", f"{other}:make", "--recorded", str(tmp_path / "calls"), "--workers", "1", "--device", "cpu")
+    assert run(*given, "--json") == 2
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)["results"]) == 2
+    assert "no call of Linear" in shown.err
+    assert (tmp_path / "begun").read_text().split() == [f"{file}:make"] * 2

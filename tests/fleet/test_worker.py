@@ -14,9 +14,13 @@ from torch_cudal1.fleet import local
 from torch_cudal1.fleet.crew import carry_out
 from torch_cudal1.fleet.journal import journal_for
 from torch_cudal1.fleet.local import LocalCrew, cpu_seats
-from torch_cudal1.fleet.task import Answer, Order, Task
+from torch_cudal1.fleet.task import Answer, Order, Task, signature_of
 from torch_cudal1.fleet.worker import perform
+from torch_cudal1.forms import describe
+from torch_cudal1.program.model import canonical_json
+from torch_cudal1.recording import identity_of
 from torch_cudal1.settings import Settings
+from torch_cudal1.source.recording_file import Mode, Seen
 from torch_cudal1.targets import load
 
 SOURCE = """\
@@ -57,6 +61,29 @@ def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
     assert "no such checkpoint" in there[1].unusable
     assert there[1] == here[1]
     assert all(answer.result is None or answer.result.reused for answer in there), "nothing was to be searched"
+
+
+def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> None:
+    file, order = planted(tmp_path)
+    (loaded,) = load(f"{file}:make")
+    with torch.no_grad():
+        plant(loaded.module, (torch.ones(7, 3),), tmp_path / "cache")
+    mode = Mode(grad=False, training=False)
+
+    def seen(form: object) -> str:
+        return signature_of(Seen("module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12))
+
+    recorded = seen(describe(((torch.ones(7, 3),), {})))
+    own, other = (perform(order, Task(f"{file}:make", signature), lambda what, fraction: None) for signature in ("", recorded))
+    assert own.keys != other.keys
+    assert other.result is not None
+    assert (other.result.error, other.result.reused) == (None, 1)
+    for bad, told in ((seen({"u": [{"u": [{"s": 0}]}, {"d": {}}]}), "cannot be made"), ("[", "no line of a recording")):
+        assert told in perform(order, Task(f"{file}:make", bad), lambda what, fraction: None).unusable
+    assert (
+        "no call of"
+        in perform(order, Task(f"{file}:other", recorded.replace("Linear", "Conv")), lambda what, fraction: None).unusable
+    )
 
 
 def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:

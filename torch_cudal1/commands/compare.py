@@ -1,18 +1,25 @@
-"""`cudal1 plan --compare`: what TARGETs cost per call on each GPU type that the cache knows."""
+"""`cudal1 plan --compare`: what TARGETs cost per call on each GPU type that the cache knows.
+
+With a recording, the calls that production made of these modules count as often as they were made; without one, every TARGET
+counts the same.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, TargetError
 from torch_cudal1.hardware import Comparison, HardwareRow, Load, Prices, compare, read_prices
+from torch_cudal1.recorded import in_mode, read_recording, recorded_calls
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import Found, LocalCache
+from torch_cudal1.source.recording_file import ReadBack
 from torch_cudal1.source.trust import Refused
 from torch_cudal1.targets import Loaded
 from torch_cudal1.view import text
@@ -22,12 +29,16 @@ __all__ = ["compared", "show_comparison"]
 
 
 def compared(args: argparse.Namespace, targets: Iterable[Loaded], settings: Settings, failed: list[TargetError]) -> Comparison:
-    """The comparison of targets, all called equally often; one that cannot be captured joins `failed`. Raises SettingError."""
+    """The comparison of targets; one that cannot be captured joins `failed`.
+
+    Raises SettingError for bad prices, TargetError for a recording that cannot be read.
+    """
     prices = read_prices(args.prices) if args.prices is not None else Prices()
+    recording = read_recording(args.recorded) if args.recorded is not None else None
     loads: list[Load] = []
     for loaded in targets:
         try:
-            loads.append(_load(loaded))
+            loads += [_load(loaded)] if recording is None else _recorded_loads(loaded, recording)
         except TargetError as error:
             failed.append(error)
     return compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
@@ -55,7 +66,29 @@ def _load(loaded: Loaded) -> Load:
         with torch.no_grad():
             return Load(loaded.name, captured_regions(loaded.module, loaded.inputs))
     except NotLowerableError as error:
-        raise TargetError(loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})") from error
+        raise _not_captured(loaded, error) from error
+
+
+def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
+    """The recorded calls of this target, each at its form and in its modes. Raises TargetError if there are none."""
+    loads = []
+    for call in recorded_calls(loaded, recording):
+        if call.problem:
+            raise TargetError(call.loaded.name, call.problem)
+        inputs: Any = call.loaded.inputs  # by name, or by place
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        try:
+            with in_mode(call), torch.set_grad_enabled(call.mode.grad):
+                loads.append(Load(call.loaded.name, captured_regions(call.loaded.module, args, kwargs), call.calls))
+        except NotLowerableError as error:
+            raise TargetError(
+                call.loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
+            ) from error
+    return loads
+
+
+def _not_captured(loaded: Loaded, error: NotLowerableError) -> TargetError:
+    return TargetError(loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})")
 
 
 def _evidence(settings: Settings) -> Iterator[Entry]:

@@ -6,17 +6,21 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from torch_cudal1.commands import device
-from torch_cudal1.errors import SettingError
+from torch_cudal1.errors import SettingError, TargetError
 from torch_cudal1.fleet.cluster import RayCrew
 from torch_cudal1.fleet.crew import Crew, carry_out
 from torch_cudal1.fleet.journal import journal_for
 from torch_cudal1.fleet.local import LocalCrew, cpu_seats, gpu_seats
-from torch_cudal1.fleet.task import Answer, Order, Task
+from torch_cudal1.fleet.task import Answer, Order, Task, signature_of
+from torch_cudal1.recorded import read_recording, recorded_calls
 from torch_cudal1.settings import Settings
+from torch_cudal1.source.recording_file import ReadBack, Seen
+from torch_cudal1.targets import Loaded, load
 from torch_cudal1.view.terminal import ProgressCallback
 from torch_cudal1.warm_up import WarmupResult
 
@@ -44,14 +48,42 @@ def warmed(args: argparse.Namespace, targets: Sequence[str], settings: Settings,
         raise SettingError("devices", args.devices, "no --device cpu beside it; workers for the CPU are `--workers N`")
     chosen = device.choose("cuda" if args.devices is not None else args.device)
     order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen)
-    tasks = [Task(target) for target in targets]
+    unmatched: list[str] = []
+    tasks = _tasks(targets, args.recorded, unmatched)
     done = carry_out(tasks, _crew(args, order), journal_for(order, tasks), progress)
     return Warmed(
         tuple(_result(answer) for answer in done.answers if not answer.unusable),
-        tuple(answer.unusable for answer in done.answers if answer.unusable),
+        (*unmatched, *(answer.unusable for answer in done.answers if answer.unusable)),
         tuple(answer.task.target for answer in done.answers if answer.resumed),
         done.problems,
     )
+
+
+def _tasks(targets: Sequence[str], recording: Path | None, unmatched: list[str]) -> list[Task]:
+    """A task a target, or one for each recorded form of its calls; targets that have none are told in `unmatched`."""
+    if recording is None:
+        return [Task(target) for target in targets]
+    lines = read_recording(recording).seen
+    found: list[Task] = []
+    for target in targets:
+        try:
+            (loaded,) = load(target)
+            own = [Task(target, signature_of(seen)) for seen in lines if _belongs(loaded, seen)]
+            if not own:
+                recorded_calls(loaded, ReadBack(lines, ()))  # which says why there are none
+        except TargetError as error:
+            unmatched.append(str(error))
+            continue
+        found += own
+    return found
+
+
+def _belongs(loaded: Loaded, seen: Seen) -> bool:
+    try:
+        recorded_calls(loaded, ReadBack((seen,), ()))
+    except TargetError:
+        return False
+    return True
 
 
 def _crew(args: argparse.Namespace, order: Order) -> Crew:

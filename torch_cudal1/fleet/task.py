@@ -6,17 +6,19 @@ Nothing is loaded, run or written here.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch_cudal1.explanation import EndToEnd, Explanation, Interval, RegionReport, plain
 from torch_cudal1.program.model import canonical_json
 from torch_cudal1.settings import Settings
+from torch_cudal1.source.recording_file import Mode, Seen
 from torch_cudal1.warm_up import WarmupResult
 
-__all__ = ["Answer", "Order", "Task"]
+__all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]
 
 _HERE_ONLY = ("record", "on_mismatch")  # about serving; the second may be a function, which no other process can be given
 _NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "eager_us", "inductor_us", "ours_us")
@@ -24,7 +26,7 @@ _NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (JSON text, "" for its own)."""
+    """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see `signature_of`; "" for its own)."""
 
     target: str
     signature: str = ""
@@ -32,7 +34,8 @@ class Task:
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.target} at {self.signature}" if self.signature else self.target
+        digest = hashlib.sha256(self.signature.encode()).hexdigest()[:8]
+        return f"{self.target} at form {digest}" if self.signature else self.target
 
     @property
     def identity(self) -> str:
@@ -107,6 +110,18 @@ class Answer:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         result = None if data["result"] is None else _result(data["result"])
         return cls(Task(data["target"], data["signature"]), result, data["unusable"], data["died"])
+
+
+def signature_of(seen: Seen) -> str:
+    """A recorded form of call as a task's signature: how often it came is not part of it."""
+    return canonical_json(asdict(replace(seen, calls=1)))
+
+
+def seen_of(signature: str) -> Seen:
+    """The inverse of `signature_of`. Raises ValueError, TypeError or LookupError for anything else."""
+    told = json.loads(signature)
+    mode = Mode(told["mode"]["grad"], told["mode"]["training"], tuple((kind, dtype) for kind, dtype in told["mode"]["autocast"]))
+    return Seen(**{**told, "mode": mode})
 
 
 def _result(data: Mapping[str, Any]) -> WarmupResult:

@@ -18,8 +18,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch_cudal1.errors import TargetError
-from torch_cudal1.fleet.task import Answer, Order, Task
-from torch_cudal1.targets import load, try_call
+from torch_cudal1.fleet.task import Answer, Order, Task, seen_of
+from torch_cudal1.recorded import in_mode, recorded_calls
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.recording_file import ReadBack
+from torch_cudal1.targets import Loaded, load, try_call
 from torch_cudal1.warm_up import warm
 
 __all__ = ["main", "perform"]
@@ -29,12 +32,29 @@ _GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
 
 def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) -> Answer:
     """Warm one task in this process. What fails is part of the answer; only what ends the process is not."""
+    settings = order.settings.but(on_miss="tune")
     try:
         (loaded,) = load(task.target, device=order.device)
         try_call(loaded)
+        if task.signature:
+            return _at_recorded_form(task, loaded, settings, say)
     except TargetError as error:
         return Answer(task, unusable=str(error))
-    return Answer(task, warm(loaded, order.settings.but(on_miss="tune"), progress=say, training=order.training))
+    return Answer(task, warm(loaded, settings, progress=say, training=order.training))
+
+
+def _at_recorded_form(task: Task, loaded: Loaded, settings: Settings, say: Callable[[str, float | None], None]) -> Answer:
+    """The target as production called it, in the modes of that call. Raises TargetError where it never did."""
+    try:
+        (call,) = recorded_calls(loaded, ReadBack((seen_of(task.signature),), ()))
+    except (ValueError, TypeError, LookupError) as error:
+        if isinstance(error, TargetError):
+            raise
+        raise TargetError(task.label, f"its signature is no line of a recording ({type(error).__name__}: {error})") from error
+    if call.problem:
+        raise TargetError(task.label, call.problem)
+    with in_mode(call):
+        return Answer(task, warm(call.loaded, settings, progress=say, training=call.mode.grad))
 
 
 def main(descriptor: int) -> int:
