@@ -16,7 +16,7 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.compile import _checked, without_dead_globals
 from torch_cudal1.kernels.lower import lower
-from torch_cudal1.kernels.plan import Kernel, shared_limit
+from torch_cudal1.kernels.plan import shared_limit
 from torch_cudal1.kernels.pointwise import FLOAT_UNARY
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
@@ -159,15 +159,14 @@ def test_what_no_device_can_run_is_refused() -> None:
     class Compiled:
         metadata, asm = Metadata(), {"ptx": "st.global.b32", "cubin": b"code"}
 
-    kernel = Kernel("k", "", (), 1, 4)
-    assert _checked(Compiled, kernel, 90).warps == 4
+    assert _checked(Compiled, "k", 90).warps == 4
     Compiled.metadata.shared = 150_000
-    assert _checked(Compiled, kernel, 90).shared_bytes == 150_000
+    assert _checked(Compiled, "k", 90).shared_bytes == 150_000
     with pytest.raises(NotLowerableError, match="shared memory"):
-        _checked(Compiled, kernel, 86)
+        _checked(Compiled, "k", 86)
     Compiled.metadata.shared, Compiled.asm = 0, {"ptx": "trap;", "cubin": b"code"}
     with pytest.raises(NotLowerableError, match="stores nothing"):
-        _checked(Compiled, kernel, 90)
+        _checked(Compiled, "k", 90)
 
 
 def test_a_proposal_survives_json() -> None:

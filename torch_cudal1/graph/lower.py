@@ -20,7 +20,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import is_functional, is_random, name_of
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.model import Aten, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.program.operator import registered, run_operator
 from torch_cudal1.program.schedule import to_fx
 from torch_cudal1.records import Granularity, Kind, Region, Role
 
@@ -45,12 +46,15 @@ def lower(
     kind: Kind = "inference",
     granularity: Granularity = "whole",
     name: str = "",
+    kernels: bool = False,
 ) -> Lowered:
     """Lower `module` (meta["val"] on every node). `static` are placeholder positions of parameters and buffers.
 
+    `kernels`: nested Programs (`cudal1::run`) may stand in the graph, as in a candidate's; a region's never holds one.
+
     Raises NotLowerableError with the reason.
     """
-    writer = _Writer(module)
+    writer = _Writer(module, kernels=kernels)
     program, order = writer.write()
     if kind == "backward" and is_random_program(program):  # a checkpointed part, run again: its numbers would be new ones
         raise NotLowerableError("the backward draws random numbers, which must be those of the forward")
@@ -73,13 +77,14 @@ def raise_to_fx(program: Program) -> fx.GraphModule:
 class _Writer:
     """One lowering: the numbering of values grows as nodes are visited."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, *, kernels: bool = False) -> None:
         self._module = module
         self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         self._numbers: dict[fx.Node, int] = {}
         self._parts: dict[fx.Node, tuple[int, ...]] = {}
-        self._steps: list[Aten] = []
+        self._steps: list[Aten | Call] = []
+        self._kernels = kernels
 
     def write(self) -> tuple[Program, tuple[int, ...]]:
         nodes = list(self._ordered())
@@ -114,7 +119,9 @@ class _Writer:
             live = [node for node in self._module.graph.nodes if node in kept]
         yield from (node for node in live if node is not self._output)
 
-    def _step(self, node: fx.Node) -> Aten:
+    def _step(self, node: fx.Node) -> Aten | Call:
+        if self._kernels and node.target is run_operator():
+            return self._call(node)
         if not isinstance(node.target, torch._ops.OpOverload):
             raise NotLowerableError(f"{getattr(node.target, '__name__', node.target)} is not an ATen operator")
         target = name_of(node.target)
@@ -135,6 +142,14 @@ class _Writer:
             self._numbers[node] = outs[0]
         kwargs = tuple(sorted((name, self._arg(arg)) for name, arg in node.kwargs.items()))
         return Aten(target, tuple(self._arg(arg) for arg in node.args), kwargs, outs, many)
+
+    def _call(self, node: fx.Node) -> Call:
+        given, digest = node.args
+        program = registered(str(digest))
+        outs = tuple(range(self._next, self._next + len(program.outputs)))
+        self._next += len(outs)
+        self._parts[node] = outs
+        return Call(program, tuple(self._value(item).index for item in _leaves(given)), outs)
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):

@@ -10,6 +10,9 @@ import hashlib
 import importlib.util
 import re
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +24,7 @@ from torch_cudal1.kernels.lower import Cubin, assemble, lower
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
 from torch_cudal1.program.model import Program
 
-__all__ = ["build", "compile_kernel"]
+__all__ = ["Options", "build", "compile_function", "compile_kernel"]
 
 _GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
 _ALIGNED = [["tt.divisibility", 16]]
@@ -38,22 +41,65 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
     return assemble(program, lowered, cubins)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Triton's compile options, with its own defaults; None: it chooses."""
+
+    num_warps: int = 4
+    num_stages: int | None = None
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    enable_fp_fusion: bool = True
+
+
+def compile_function(
+    function: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[tuple[int, ...], Any],
+    attributes: Mapping[tuple[int, ...], Any],
+    options: Options,
+    sm: int,
+) -> Cubin:
+    """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as `compile_kernel` does.
+
+    `constants` and `attributes` are by the position of an argument, in a tuple, as Triton has them.
+    """
+    from triton.compiler import ASTSource
+
+    source = ASTSource(fn=function, signature=dict(signature), constexprs=dict(constants), attrs=dict(attributes))
+    chosen = {name: value for name, value in asdict(options).items() if value is not None}
+    name = function.__name__
+    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
+        return _compiled(source, chosen, name, sm)
+
+
 def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource over the limit of `sm`."""
+    from triton.compiler import ASTSource
+
+    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
+    options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
+        source = ASTSource(
+            fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),
+            signature={f"p{value}": kind for value, kind in kernel.arguments},
+            constexprs={},
+            attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},
+        )
+        return _compiled(source, options, kernel.symbol, sm)
+
+
+@contextmanager
+def _own_knobs(folder: str) -> Iterator[None]:
+    """Triton's switches for compiling here: nothing is kept, nothing of this machine gets into a cubin."""
     # Triton is absent on some machines, where importing this package must still work
     from triton import knobs
-    from triton.errors import TritonError
 
-    with tempfile.TemporaryDirectory() as folder, knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
+    with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _stages_hook
         knobs.compilation.disable_line_info = True  # line info would put the temporary path into the cubin
         knobs.cache.dir = folder
-        module = load_source(kernel, Path(folder))
-        try:
-            compiled = _compile(getattr(module, kernel.symbol), kernel, sm)
-        except (TritonError, RuntimeError) as error:
-            raise NotLowerableError(f"Triton does not compile {kernel.symbol} for sm_{sm}: {error}") from error
-    return _checked(compiled, kernel, sm)
+        yield
 
 
 def load_source(kernel: Kernel, folder: Path) -> ModuleType:
@@ -68,20 +114,16 @@ def load_source(kernel: Kernel, folder: Path) -> ModuleType:
     return module
 
 
-def _compile(function: Any, kernel: Kernel, sm: int) -> Any:
+def _compiled(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> Cubin:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.errors import TritonError
 
-    source = ASTSource(
-        fn=function,
-        signature={f"p{value}": kind for value, kind in kernel.arguments},
-        constexprs={},
-        attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},
-    )
-    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
-    options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
-    return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=dict(options))
+    except (TritonError, RuntimeError) as error:
+        raise NotLowerableError(f"Triton does not compile {symbol} for sm_{sm}: {error}") from error
+    return _checked(compiled, symbol, sm)
 
 
 def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
@@ -106,14 +148,14 @@ def without_dead_globals(ptx: str) -> str:
     return ptx
 
 
-def _checked(compiled: Any, kernel: Kernel, sm: int) -> Cubin:
+def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
     metadata = compiled.metadata
     if metadata.shared > shared_limit(sm):
-        raise NotLowerableError(f"{kernel.symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+        raise NotLowerableError(f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
     if metadata.global_scratch_size or metadata.profile_scratch_size or getattr(metadata, "num_ctas", 1) != 1:
-        raise NotLowerableError(f"{kernel.symbol} needs device scratch or a cluster")
-    if metadata.name != kernel.symbol or "st.global" not in compiled.asm["ptx"]:
-        raise NotLowerableError(f"{kernel.symbol} compiled to a body that stores nothing")
+        raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
+    if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
+        raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
     body = bytes(compiled.asm["cubin"])
     tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
     return Cubin(hashlib.sha256(body).hexdigest(), tensor, int(metadata.num_warps), int(metadata.shared))

@@ -18,7 +18,7 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.execute import Runner, interpret, prepare, skip_launch
 from torch_cudal1.program.model import Program, TensorSpec
 
-__all__ = ["output_specs", "register", "run_operator", "value_specs"]
+__all__ = ["output_specs", "register", "registered", "run_operator", "value_specs"]
 
 _lock = threading.Lock()
 _programs: dict[str, Program] = {}
@@ -59,7 +59,8 @@ def _fake_run(program: Program) -> list[torch.Tensor | None]:
     return interpret(program, device, launcher=skip_launch)(inputs)
 
 
-def _find(digest: str) -> Program:
+def registered(digest: str) -> Program:
+    """The Program of an id. Raises ProgramError if this process does not have it."""
     with _lock:
         program = _programs.get(digest)
     if program is None:
@@ -70,7 +71,7 @@ def _find(digest: str) -> Program:
 def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         raise ProgramError("autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd")
-    found = _find(program)
+    found = registered(program)
     device = next((t.device for t in inputs if t.device.type == found.device), torch.device(found.device))
     runner = _runners.get((program, device))
     if runner is None:
@@ -79,7 +80,7 @@ def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
 
 
 def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
-    found = _find(program)
+    found = registered(program)
     device = inputs[0].device if inputs else torch.device(found.device)
     return [
         torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=device) for s in _cached_specs(program) if s is not None
@@ -88,7 +89,7 @@ def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
 
 @cache
 def _cached_specs(digest: str) -> tuple[TensorSpec | None, ...]:
-    return tuple(output_specs(_find(digest)))
+    return tuple(output_specs(registered(digest)))
 
 
 @cache

@@ -7,6 +7,8 @@ A candidate may not say `empty` (what nobody wrote could be read), and need not.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 import torch.fx as fx
 
@@ -33,7 +35,8 @@ def without_copies(module: fx.GraphModule) -> None:
 
 def _own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
     """`source` where it is memory of its own, else a clone: an output must not be an input's or a constant's memory."""
-    target = source.target
+    maker = source.args[0] if source.target is operator.getitem else source
+    target = maker.target if isinstance(maker, fx.Node) else None
     if isinstance(target, torch._ops.OpOverload) and not any(result.alias_info for result in target._schema.returns):
         return source
     clone = graph.call_function(_CLONE, (source,))

@@ -61,12 +61,11 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
     module = ModuleRunner(source, form, Way(), device).fresh()
     module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
     given = unpack(form.call, tensors[count:])
-    with torch.no_grad(), launches.traceable():
+    with torch.no_grad(), launches.traceable(launches.sm_of(device)):
         _, found = _captured(module, given)
         (graph,) = found.graphs
-        launches.as_programs(graph.module, device)
         tidy.without_copies(graph.module)
-        lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
+        lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}", kernels=True)
     origins = [graph.origins[position] for position in lowered.order]
     if None in origins:
         raise NotLowerableError("an input of its graph is neither an argument nor a parameter or buffer")
