@@ -137,7 +137,7 @@ def _crew(parser: argparse.ArgumentParser) -> None:
 
 def _recorded(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--recorded", type=Path, metavar="FILE", help="tune for the calls in this recording, not TARGET's own"
+        "--recorded", type=Path, metavar="FILE", help="take the calls of TARGET in this recording, not TARGET's own"
     )
 
 
@@ -299,7 +299,13 @@ _COMMANDS = (
     _Command("keys", "trust", "keys", "make a signing key, or show whom this machine trusts", (_keys, _trust, _cache)),
     _Command("sign", "trust", "sign", "sign the entries of the own cache", (_sign, _trust, _cache)),
     _Command("revoke", "trust", "revoke", "add to the list of what must not be used any more", (_revoke, _trust, _cache)),
-    _Command("lock", "supply", "lock", "write or check cudal1.lock: what a cache must hold", (_lock, _families, _training, *_RUN)),
+    _Command(
+        "lock",
+        "supply",
+        "lock",
+        "write or check cudal1.lock: what a cache must hold",
+        (_lock, _families, _training, _recorded, *_RUN),
+    ),
     _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _cache)),
     _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
     _Command(
@@ -307,7 +313,7 @@ _COMMANDS = (
         "supply",
         "coverage",
         "what a deployment will have decided, from files",
-        (_coverage, _families, _training, _trust, *_RUN),
+        (_coverage, _families, _training, _recorded, _trust, *_RUN),
     ),
 )
 _SETTINGS = ("precision", "assume_finite", "budget_s", "on_miss", "cache_dir", "offline", "hub", "trust", "publishers", "revoked")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import torch_cudal1
 from tests.entries import plant
 from torch_cudal1 import targets
 from torch_cudal1.__main__ import main
@@ -206,3 +207,23 @@ def test_coverage_is_what_explain_finds(here: Path, capsys: pytest.CaptureFixtur
         assert len(take_inventory(LocalCache(here / cache, imported_roots(here / cache))).entries) == 1
         for command in (("coverage",), ("explain", "--fail-on-miss", "--quiet")):
             assert run(capsys, *command, "model.py:make", "--device", "cpu", cache=cache).code == code, command
+
+
+def test_coverage_and_lock_speak_of_what_production_called(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (loaded,) = targets.load("model.py:make")
+    module = torch_cudal1.accelerate(loaded.module, cache_dir=here / "scratch")
+    with torch_cudal1.record(here / "seen.jsonl"), torch.no_grad():
+        for rows in (2, 2, 2, 4):
+            module(torch.ones(rows, 8))
+    line = ("model.py:make", "--recorded", "seen.jsonl", "--device", "cpu")
+    done = run(capsys, "coverage", *line, "--json")
+    told = [(one["source"], one["status"]) for one in done.told["coverage"]]
+    decided, unknown = "model.py:make (2x8 float32)", "model.py:make (4x8 float32)"
+    assert told == [(decided, "decided"), (decided, "measured"), (unknown, "missing")]
+    assert done.code == 1
+    assert run(capsys, "lock", *line).code == 1
+    with torch.no_grad():
+        plant(torch_cudal1.restore(module), torch.ones(4, 8), here / "cache")
+    assert run(capsys, "coverage", *line).code == run(capsys, "lock", *line).code == 0
+    assert sorted(json.loads((here / "cudal1.lock").read_text())["targets"]) == [decided, unknown]
+    assert run(capsys, "lock", "model.py:other", *line[1:]).code == 2, "the recording holds no call of it"

@@ -7,17 +7,21 @@ files only. Nothing here measures, builds or runs a kernel, and nothing opens a 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_cudal1 import targets
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.commands import device
-from torch_cudal1.errors import NotLowerableError, SettingError, SupplyError
+from torch_cudal1.errors import NotLowerableError, SettingError, SupplyError, TargetError
 from torch_cudal1.machine import contract_for, target_for
 from torch_cudal1.place import cache_for
+from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.bundle import write_bundle
 from torch_cudal1.source.coverage import Coverage, Deployment, Wanted, coverage_of
@@ -129,19 +133,42 @@ def _inventory(settings: Settings, screen: Screen, progress: ProgressCallback) -
 
 
 def _regions_of(names: Sequence[str], args: argparse.Namespace, progress: ProgressCallback) -> Iterator[Wanted]:
-    """The regions of each TARGET as `accelerate` would find them, one target in memory at a time."""
+    """The regions of each TARGET or of each recorded call of it, as `accelerate` would find them; one target in memory."""
     chosen = device.choose(args.device) if names else ""
+    recording = read_recording(args.recorded) if args.recorded is not None else None
     for name in (single for target in names for single in targets.expand(target)):
         progress(f"tracing {name}", None)
         (loaded,) = targets.load(name, device=chosen)
         targets.try_call(loaded)
-        try:
-            with torch.set_grad_enabled(args.training):
-                regions = captured_regions(loaded.module, loaded.inputs)
-        except NotLowerableError as problem:
-            yield Wanted(name, (), left_out=f"the module's own forward runs: {problem.reason}")
+        if recording is None:
+            yield _traced(name, loaded.module, loaded.inputs, args.training)
             continue
-        yield Wanted(name, tuple(region.key for region in regions), tuple(region.name for region in regions))
+        met: Counter[str] = Counter()
+        for call in recorded_calls(loaded, recording):
+            if call.problem:
+                raise TargetError(call.loaded.name, call.problem)
+            label = f"{name} ({_form_of(call)})"  # without the number of calls: a lock must not change with it
+            met[label] += 1
+            with in_mode(call):
+                label += f" #{met[label]}" if met[label] > 1 else ""
+                yield _traced(label, call.loaded.module, call.loaded.inputs, call.mode.grad)
+
+
+def _traced(name: str, module: torch.nn.Module, inputs: Any, training: bool) -> Wanted:
+    """What one call of the module needs; `inputs` by place, or by name."""
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    try:
+        with torch.set_grad_enabled(training):
+            regions = captured_regions(module, args, kwargs)
+    except NotLowerableError as problem:
+        return Wanted(name, (), left_out=f"the module's own forward runs: {problem.reason}")
+    return Wanted(name, tuple(region.key for region in regions), tuple(region.name for region in regions))
+
+
+def _form_of(call: RecordedCall) -> str:
+    tensors = (leaf for leaf in pytree.tree_leaves(call.loaded.inputs) if isinstance(leaf, torch.Tensor))
+    shapes = ", ".join(f"{'x'.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}" for one in tensors)
+    return shapes + (", grad" if call.mode.grad else "")
 
 
 def _wanted(args: argparse.Namespace, progress: ProgressCallback) -> Iterator[Wanted]:
