@@ -248,7 +248,7 @@ def _usable(region: Region, hit: Hit, place: Place) -> Choice | Miss:
         return Miss(reason)
     observe.count("entries_reused")
     observe.record("resolve", "hit", region.key, where=hit.where, vouched_by=hit.vouched_by, runs=hit.entry.choice.label)
-    return Choice(region, hit.entry.choice, hit.entry, f"cached decision of {hit.entry.created}")
+    return Choice(region, hit.entry.choice, hit.entry, f"cached decision of {hit.entry.created}, vouched for by {hit.vouched_by}")
 
 
 def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None, progress: Progress | None) -> Choice:

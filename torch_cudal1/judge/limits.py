@@ -26,7 +26,8 @@ class Limits:
     - deadline_s: per request. memory_bytes: address space beyond what starting takes; 0: no limit. file_bytes: of one file.
     - visible_gpu: a child that only compiles is shown none. gpu_fraction: what PyTorch may allocate of the GPU; code that calls the
       driver itself is not held to it.
-    - trust: "own" for code of ours (rewrites, templates, Programs), "foreign" for what anybody else wrote.
+    - trust: "own" for code of ours (rewrites, templates, Programs of the user's cache), "foreign" for what anybody else wrote, also
+      for a Program that nobody vouches for.
     - phase: "build" lets it start compilers; "run" lets it start nothing but threads.
     - unsafe: foreign code may run below level 2.
     """
