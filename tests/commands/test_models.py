@@ -137,7 +137,9 @@ def test_warmup_exits_1_when_a_target_failed(
 ) -> None:
     asked: list[Any] = []
 
-    def warmup(name: str, *, settings: Any, progress: Any, training: bool, device: str) -> tuple[Result, ...]:
+    def warmup(
+        name: str, *, settings: Any, progress: Any, training: bool, device: str, recording: Path | None
+    ) -> tuple[Result, ...]:
         asked.append((name, settings.budget_s, device))
         return (Result(name, None if error else Explanation(target=name, device=device, regions=(REGION,)), error, 1.5, 2, 3),)
 
