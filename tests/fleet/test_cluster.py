@@ -215,6 +215,13 @@ def test_a_cluster_that_is_not_there_or_has_no_such_device_is_refused(order: Ord
         RayCrew(Order(order.settings, device="cuda"), "auto", Ray(lambda: None, CPU=1))
 
 
+def test_offline_there_is_no_cluster(order: Order) -> None:
+    ray = Ray(lambda: None, CPU=1)
+    with pytest.raises(SettingError, match="while the setting 'offline' is on"):
+        RayCrew(Order(order.settings.but(offline=True)), "auto", ray)
+    assert not ray.up
+
+
 def test_ray_itself_carries_tasks_out(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="the optional extra `ray` is not installed")
     file, order = planted(tmp_path)

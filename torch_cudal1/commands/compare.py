@@ -15,10 +15,11 @@ import torch
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, TargetError
 from torch_cudal1.hardware import Comparison, HardwareRow, Load, Prices, compare, read_prices
+from torch_cudal1.place import cache_for
 from torch_cudal1.recorded import in_mode, read_recording, recorded_calls
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
-from torch_cudal1.source.cache import Found, LocalCache
+from torch_cudal1.source.cache import Found
 from torch_cudal1.source.recording_file import ReadBack
 from torch_cudal1.source.trust import Refused
 from torch_cudal1.targets import Loaded
@@ -93,7 +94,7 @@ def _not_captured(loaded: Loaded, error: NotLowerableError) -> TargetError:
 
 def _evidence(settings: Settings) -> Iterator[Entry]:
     """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches for is used: nothing is run."""
-    for found in LocalCache(settings.cache_dir, settings.read_only_caches).entries():
+    for found in cache_for(settings).entries():
         if isinstance(found, Found) and not isinstance(found.standing, Refused):
             contract = found.entry.contract
             if (contract.precision, contract.assume_finite) == (settings.precision, settings.assume_finite):

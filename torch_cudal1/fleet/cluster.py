@@ -34,6 +34,8 @@ class RayCrew:
     """Workers of a Ray cluster: the one at `address` ("auto": found by Ray; None: one started here)."""
 
     def __init__(self, order: Order, address: str | None = "auto", ray: Any = None) -> None:
+        if order.settings.offline:
+            raise SettingError("cluster", address, "no cluster while the setting 'offline' is on: it is reached by network")
         self._order, self._ray = order, ray or _library()
         if not self._ray.is_initialized():
             try:
