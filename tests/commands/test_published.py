@@ -59,6 +59,8 @@ class StandIn:
         if task.candidate == "machine":
             raise SandboxError("starting", "no sandbox here")
         StandIn.asked.append(task.candidate)
+        if task.candidate == "ours":
+            raise ValueError("a bug")
         return FATES[task.candidate]
 
 
@@ -123,6 +125,14 @@ def test_an_interrupted_import_goes_on_where_it_stopped_and_not_under_other_term
     assert imported(path, "--json", str(out), "--precision", "strict", folder=tmp_path) == 0
     assert imported(path, "--json", str(out), folder=tmp_path / "other") == 0
     assert StandIn.asked[3:] == ["fast", "wrong", "odd"] * 2
+
+
+def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path) -> None:
+    path, out = release(tmp_path, line(1, "ours"), line(2, "fast")), tmp_path / "out.jsonl"
+    for _ in range(2):
+        assert imported(path, "--json", str(out), folder=tmp_path) == 1
+    assert [(one["outcome"], one["reason"]) for one in read(out)][0] == ("failed", "ValueError: a bug")
+    assert StandIn.asked == ["ours", "fast", "ours"]
 
 
 def test_level_and_limit_choose(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from tests.adversarial.nursery import forked_children
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge.channel import save_tensors
 from torch_cudal1.judge.court_pair import PairJob
+from torch_cudal1.program.cubin import inspect_cubin
 from torch_cudal1.program.execute import prepare
-from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.program.model import Aten, Call, Program
 from torch_cudal1.published import lower
 from torch_cudal1.published.lower import NotLowerable, Reference, fitted, lowered, reference_of
 from torch_cudal1.records import Contract
@@ -249,3 +250,31 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
 @contextmanager
 def _entered(child: Any) -> Iterator[Any]:
     yield child
+
+
+TRITON = """
+import triton
+import triton.language as tl
+from torch_cudal1.published import launches
+
+launches.sm_of = lambda device: 90  # compile as on a GPU; nothing here could run it
+
+@triton.jit
+def kernel(x, y, scale, shift, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = at % BLOCK
+    found = tl.maximum(tl.load(x + at) - tl.load(y + at), 0.0) * tl.load(scale + column) + tl.load(shift + column)
+    tl.store(out + at, found)
+"""
+
+
+def test_a_triton_kernel_is_compiled_inside_the_sandbox(reference: Reference, job: PairJob) -> None:
+    pytest.importorskip("triton")
+    body = "out = torch.empty_like(x)\nkernel[(8,)](x, y, self.scale, self.shift, out, BLOCK=16)\nreturn out"
+    program = program_of(candidate(body, top=TRITON), reference, job)
+    (call,) = program.steps
+    assert isinstance(call, Call)
+    assert program.launches
+    assert [reference.sources[place] for place in call.args] == [0, 1, "scale", "shift"]
+    (payload,) = call.program.payloads.values()
+    assert inspect_cubin(bytes(payload.tolist())).sm == 90

@@ -20,7 +20,7 @@ from torch_cudal1 import targets
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.commands import device, results
 from torch_cudal1.commands.verdicts import EXIT_CODES, sha256
-from torch_cudal1.errors import NotLowerableError, SettingError, TargetError
+from torch_cudal1.errors import NotLowerableError, SandboxError, SettingError, TargetError
 from torch_cudal1.explanation import plain
 from torch_cudal1.judge.court_pair import PairJob
 from torch_cudal1.place import Place, place_for
@@ -39,8 +39,9 @@ __all__ = ["export_kernels", "import_kernels"]
 SCHEMA = 1
 _FOUND_WRONG = 1
 _KEYS = frozenset({"where", "sha256", "terms", "outcome", "reason"})
-_ORDER = ("accepted", "not_faster", "rejected", "not_lowerable", "withdrawn", "reference_unusable", "unreadable")
-_CODES: Mapping[str, int] = {**EXIT_CODES, "rejected": 3, "not_lowerable": 3, "withdrawn": 3, "unreadable": 2}
+_UNWELL = ("reference_unusable", "unreadable", "failed")
+_ORDER = ("accepted", "not_faster", "rejected", "not_lowerable", "withdrawn", *_UNWELL)
+_CODES: Mapping[str, int] = {**EXIT_CODES, "rejected": 3, "not_lowerable": 3, "withdrawn": 3, "unreadable": 2, "failed": 1}
 
 
 def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -64,7 +65,7 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     screen.json(made)
     if len(made) == 1:
         return _CODES[made[0]["outcome"]]
-    return _FOUND_WRONG if not made or counts["unreadable"] or counts["reference_unusable"] else 0
+    return _FOUND_WRONG if not made or any(counts[name] for name in _UNWELL) else 0
 
 
 def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -88,7 +89,8 @@ def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
 
 def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path | None, screen: Screen) -> list[dict[str, Any]]:
     terms = _terms(place)
-    known = {_identity(one): one for one in results.read(out, _KEYS) if one["terms"] == terms} if out else {}
+    earlier = [one for one in results.read(out, _KEYS) if one["terms"] == terms and one["outcome"] != "failed"] if out else []
+    known = {_identity(one): one for one in earlier}
     made: list[dict[str, Any]] = []
 
     def step(what: str, fraction: float | None) -> None:
@@ -109,7 +111,13 @@ def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path 
 def _told(task: Task | Damaged, adoption: Adoption) -> dict[str, Any]:
     if isinstance(task, Damaged):
         return {"name": task.where, "labels": {}, "claims": {}, **plain(Adopted("unreadable", task.reason))}
-    return {"name": task.name, "labels": dict(task.labels), "claims": dict(task.claims), **plain(adoption.adopt(task))}
+    try:
+        adopted = adoption.adopt(task)
+    except SandboxError:
+        raise  # this machine cannot judge: the next task would fare no better
+    except (RuntimeError, ValueError, TypeError) as error:
+        adopted = Adopted("failed", f"{type(error).__name__}: {error}")
+    return {"name": task.name, "labels": dict(task.labels), "claims": dict(task.claims), **plain(adopted)}
 
 
 def _limited(found: Iterator[Task | Damaged], args: argparse.Namespace) -> Iterator[Task | Damaged]:

@@ -29,7 +29,16 @@ from torch_cudal1.source.resolve import resolve
 
 __all__ = ["Adopted", "Adoption", "Outcome"]
 
-Outcome: TypeAlias = Literal["accepted", "not_faster", "rejected", "not_lowerable", "reference_unusable", "withdrawn", "unreadable"]
+Outcome: TypeAlias = Literal[
+    "accepted",
+    "not_faster",
+    "rejected",
+    "not_lowerable",
+    "withdrawn",
+    "reference_unusable",
+    "unreadable",
+    "failed",  # a failure of ours: to be done again
+]
 _ORIGIN = "published"
 
 
@@ -82,13 +91,13 @@ class Adoption:
             if isinstance(reference, NotLowerable):
                 return Adopted("not_lowerable", reference.reason)
             program = lowered(task.candidate, "ModelNew", reference, self._job)
+            if isinstance(program, NotLowerable):
+                return Adopted("not_lowerable", program.reason)
+            if program == reference.region.program:
+                return Adopted("not_faster", "it is the reference's own graph", "timing", reference.region.key)
+            return self._stored(task, reference, program)
         except ReferenceFailure as error:
             return Adopted("reference_unusable", error.found, "inputs")
-        if isinstance(program, NotLowerable):
-            return Adopted("not_lowerable", program.reason)
-        if program == reference.region.program:
-            return Adopted("not_faster", "it is the reference's own graph", "timing", reference.region.key)
-        return self._stored(task, reference, program)
 
     def _referred(self, text: str) -> Reference | NotLowerable:
         if self._reference is None or self._reference[0] != text:
