@@ -304,9 +304,9 @@ _COMMANDS = (
         "supply",
         "lock",
         "write or check cudal1.lock: what a cache must hold",
-        (_lock, _families, _training, _recorded, *_RUN),
+        (_lock, _families, _training, _recorded, _trust, *_RUN),
     ),
-    _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _cache)),
+    _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _trust, _cache)),
     _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
     _Command(
         "coverage",

@@ -227,3 +227,18 @@ def test_coverage_and_lock_speak_of_what_production_called(here: Path, capsys: p
     assert run(capsys, "coverage", *line).code == run(capsys, "lock", *line).code == 0
     assert sorted(json.loads((here / "cudal1.lock").read_text())["targets"]) == [decided, unknown]
     assert run(capsys, "lock", "model.py:other", *line[1:]).code == 2, "the recording holds no call of it"
+
+
+def test_what_was_revoked_is_neither_locked_nor_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "lock").code == 0
+    (entry,) = json.loads((here / "cudal1.lock").read_text())["entries"]
+    (here / "revoked.toml").write_text(f'[[revoked]]\nentry = "{entry["digest"]}"\nreason = "wrong for NaN"\n')
+    (here / "revoked.toml").chmod(0o600)
+    told = ("--revoked", "revoked.toml")
+    done = run(capsys, "export", "x.bundle", *told)
+    assert done.code == 2
+    assert "is left out: revoked: wrong for NaN" in done.err
+    assert run(capsys, "lock", "model.py:make", "--device", "cpu", *told).code == 1
+    done = run(capsys, "lock", "--check", "--json", *told)
+    assert (done.code, [one["kind"] for one in done.told["differences"]]) == (1, ["missing"])
+    assert run(capsys, "lock", "--check").code == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import multiprocessing
 import os
 import pickle
+import signal
 import tarfile
 import zipfile
 from pathlib import Path
@@ -42,6 +44,7 @@ from torch_cudal1.source.alias_file import encode_alias
 from torch_cudal1.source.bundle import METADATA_KEY, open_bundle, write_bundle
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.entry_file import encode_entry
+from torch_cudal1.source.handed_over import replacing
 from torch_cudal1.source.imported import import_bundle, imported_roots
 from torch_cudal1.source.inventory import take_inventory
 from torch_cudal1.source.resolve import Hit
@@ -174,6 +177,30 @@ def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(tmp_path: Path
         write_bundle(path, inventory)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+    inventory = take_inventory(filled(tmp_path / "cache"))
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "x.bundle"
+    child = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert len(list(path.parent.iterdir())) == 1
+    with replacing(path) as living:
+        living.write(b"half of it")
+        write_bundle(path, inventory)
+        assert len(list(path.parent.iterdir())) == 2
+    assert list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == b"half of it", "the last one wins"
+
+
+def killed_while_writing(path: Path) -> None:
+    with replacing(path) as file:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_entry_that_changes_during_the_export_is_noticed(tmp_path: Path) -> None:

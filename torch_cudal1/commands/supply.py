@@ -22,12 +22,15 @@ from torch_cudal1.errors import NotLowerableError, SettingError, SupplyError, Ta
 from torch_cudal1.machine import contract_for, target_for
 from torch_cudal1.place import cache_for
 from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls
+from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.bundle import write_bundle
+from torch_cudal1.source.cache import Broken
 from torch_cudal1.source.coverage import Coverage, Deployment, Wanted, coverage_of
 from torch_cudal1.source.imported import import_bundle
-from torch_cudal1.source.inventory import Inventory, take_inventory
+from torch_cudal1.source.inventory import Held, Inventory, take_inventory
 from torch_cudal1.source.lockfile import Difference, Lock, differences, lock_of, read_lock, write_lock
+from torch_cudal1.source.trust import Refused, Rules, Sealed, standing
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import ProgressCallback, Screen
 
@@ -125,11 +128,22 @@ def _check(path: Path, settings: Settings, screen: Screen) -> int:
 
 
 def _inventory(settings: Settings, screen: Screen, progress: ProgressCallback) -> Inventory:
+    """What the folders hold, without what is broken or revoked; that is told, and is among `broken` of the answer."""
     progress("reading entries", None)
-    inventory = take_inventory(cache_for(settings))
-    for broken in inventory.broken:
+    found, rules = take_inventory(cache_for(settings)), Rules.of(settings)
+    revoked = {held: reason for held in (*found.entries, *found.aliases) if (reason := _revoked(held, rules))}
+    out = (*found.broken, *(Broken(held.path, reason) for held, reason in revoked.items()))
+    for broken in out:
         screen.problem(f"{broken.path} is left out: {broken.reason}")
-    return inventory
+    entries, aliases = (tuple(one for one in held if one not in revoked) for held in (found.entries, found.aliases))
+    return Inventory(entries, aliases, out)
+
+
+def _revoked(held: Held, rules: Rules) -> str:
+    """Why `held` must not be used anywhere; "" if no list says so. Whether somebody vouches for it is asked where it is used."""
+    program = held.content.choice.program if isinstance(held.content, Entry) else None
+    stands = standing(Sealed("alias" if held.position.is_alias else "entry", held.digest, (), program), "own", rules)
+    return stands.reason if isinstance(stands, Refused) else ""
 
 
 def _regions_of(names: Sequence[str], args: argparse.Namespace, progress: ProgressCallback) -> Iterator[Wanted]:

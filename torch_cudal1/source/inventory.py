@@ -45,7 +45,7 @@ class Position:
         return ALIAS_LIMIT_BYTES if self.is_alias else ENTRY_LIMIT_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Held:
     """A whole file: where it belongs, where it lies, and the Entry or the alias's object in it.
 
