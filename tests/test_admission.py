@@ -118,7 +118,9 @@ def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_o
     ((candidate, job),) = seat.judged
     assert (job.trust, candidate.origin, candidate.program) == ("foreign", "elsewhere", shifted(region.program))
     assert choice.swapped
-    assert admission.judged_by(choice.entry) == judge_identity()
+    attested = choice.entry.evidence["attestation"]
+    assert set(attested) == {"judge", "tolerance_version", "package", "python", "system"}
+    assert (attested["judge"], attested["tolerance_version"]) == (judge_identity(), choice.entry.contract.version)
     again = choose(region, here(tmp_path, trust="signed"))
     assert (again.swapped, len(seat.judged)) == (True, 1)
     assert observe.report().events[-1].facts["vouched_by"] == "this cache"
