@@ -19,13 +19,14 @@ from tests.signing import allow, make_signer
 from tests.source.conftest import CONTRACT, HERE, make_entry, program
 from tests.source.hub_server import HubServer, Repository, serving
 from torch_cudal1 import observe
+from torch_cudal1.errors import SettingError
 from torch_cudal1.records import Candidate, Contract, Entry, Miss, Region, Target
 from torch_cudal1.settings import PREFIX, Settings
 from torch_cudal1.source import hub as hub_module
 from torch_cudal1.source.cache import Hit, LocalCache
 from torch_cudal1.source.entry_file import encode_entry
 from torch_cudal1.source.hub import HubSource, hub_for, mirrored_roots
-from torch_cudal1.source.hub_client import Unread
+from torch_cudal1.source.hub_client import Repo, Unread
 from torch_cudal1.source.hub_layout import ROOT_INDEX, repository_file, target_id, target_index_file
 from torch_cudal1.source.hub_push import Pushed, offers_of, push
 from torch_cudal1.source.inventory import take_inventory
@@ -443,6 +444,20 @@ def test_a_connection_that_ends_halfway_is_asked_over(filled: HubServer, tmp_pat
     times = iter([True])
     filled.faults.body[".safetensors"] = lambda data: data[:-3] if next(times, False) else data
     found(source(settings(tmp_path / "two")))
+
+
+def test_a_file_that_stays_too_short_is_said_with_both_sizes(filled: HubServer, tmp_path: Path) -> None:
+    filled.faults.body[".safetensors"] = lambda data: data[:-3]
+    size = len(encode_entry(ENTRY))
+    assert f".safetensors: {size - 3} bytes came, the index says {size}" in missed(source(settings(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["kernels", "../b", "a/..", "a--b/c", "a/b@../../x", "a/b@", "a/b/c", "a/b\n", "https://host/a/b"])
+def test_a_name_that_would_be_no_folder_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="owner/name"):
+        Settings(hub=text)
+    with pytest.raises(SettingError, match="owner/name"):
+        Repo.parse(text)
 
 
 FAILING = {
