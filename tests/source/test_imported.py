@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,18 @@ def test_the_latest_import_is_asked_first(tmp_path: Path, bundle: Path) -> None:
     LocalCache(tmp_path / "other").put(make_entry(package="other"))
     other = bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle")
     folder = tmp_path / "cache"
-    for last in (bundle, other, bundle):
+    for last in (bundle, other, bundle, bundle, other):
         wanted = import_bundle(last, folder).root
-        os.utime(wanted, ns=(2**60, 2**60))  # two imports within one tick of the file system's clock
         assert imported_roots(folder)[0].parent == wanted
-        os.utime(wanted, ns=(0, 0))
+
+
+def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(tmp_path: Path, bundle: Path) -> None:
+    LocalCache(tmp_path / "other").put(make_entry(package="other"))
+    other = bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle")
+    ahead = time.time_ns() + 10**9 * 86_400 * 365
+    os.utime(import_bundle(bundle, tmp_path / "cache").root, ns=(ahead, ahead))
+    wanted = import_bundle(other, tmp_path / "cache").root
+    assert imported_roots(tmp_path / "cache")[0].parent == wanted
 
 
 def test_links_among_the_imports_are_not_followed(tmp_path: Path, bundle: Path) -> None:

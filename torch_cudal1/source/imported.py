@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _FOLDER, _INCOMING, _OLD = "imported", ".incoming-", ".old-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAYER = re.compile(r"\d{1,2}")
 _LOCK_S = 600.0
+_TICK_NS = 2 * 10**9  # the coarsest clock of a file system in use
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def import_bundle(path: Path, cache_dir: Path, progress: Callable[[str, float | 
             if not already:
                 # Where nothing can be locked a name of its own keeps two imports apart.
                 _bring_in(bundle, home / (_INCOMING + manifest.digest + ("" if lock.held else f"-{os.getpid()}")), final, say)
-            os.utime(final)  # what was imported last is asked first
+            _put_first(final)
     aliases = sum(member.place.startswith("v1/alias/") for member in manifest.members)
     return Imported(
         manifest.digest, final, len(manifest.members) - aliases, aliases, manifest.families, manifest.size_bytes, already
@@ -114,6 +116,13 @@ def _publish(incoming: Path, final: Path) -> None:
         os.replace(final, old)
     os.replace(incoming, final)
     _remove(old)
+
+
+def _put_first(final: Path) -> None:
+    """Stamp the folder later than every other import, also where a clock was ahead or the file system's ticks are coarse."""
+    others = [one.stat().st_mtime_ns for one in _folders(final.parent, _DIGEST) if one != final]
+    stamp = max(time.time_ns(), max(others, default=0) + _TICK_NS)
+    os.utime(final, ns=(stamp, stamp))
 
 
 def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> None:
