@@ -98,6 +98,17 @@ def test_a_second_import_changes_nothing(tmp_path: Path, bundle: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*.*")} == before
 
 
+def test_a_second_import_into_a_read_only_image_is_no_error(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_bundle(bundle, tmp_path / "cache")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(imported_module, "write_file", refuse)
+    assert import_bundle(bundle, tmp_path / "cache").already
+
+
 def test_a_damaged_import_is_made_whole_again(tmp_path: Path, bundle: Path) -> None:
     root = import_bundle(bundle, tmp_path / "cache").root
     first, second, *_ = sorted(root.rglob("*.safetensors"))

@@ -10,6 +10,7 @@ imported entry is trusted is asked at every look-up, elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -122,7 +123,8 @@ def _put_first(final: Path) -> None:
     """Stamp the folder later than every other import, also where a clock was ahead or the file system's ticks are coarse."""
     others = [one.stat().st_mtime_ns for one in _folders(final.parent, _DIGEST) if one != final]
     stamp = max(time.time_ns(), max(others, default=0) + _TICK_NS)
-    os.utime(final, ns=(stamp, stamp))
+    with contextlib.suppress(OSError):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
+        os.utime(final, ns=(stamp, stamp))
 
 
 def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> None:
