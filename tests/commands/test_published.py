@@ -131,7 +131,8 @@ def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(tmp
     path, out = release(tmp_path, line(1, "ours"), line(2, "fast")), tmp_path / "out.jsonl"
     for _ in range(2):
         assert imported(path, "--json", str(out), folder=tmp_path) == 1
-    assert [(one["outcome"], one["reason"]) for one in read(out)][0] == ("failed", "ValueError: a bug")
+    first = read(out)[0]
+    assert (first["outcome"], first["reason"]) == ("failed", "ValueError: a bug")
     assert StandIn.asked == ["ours", "fast", "ours"]
 
 

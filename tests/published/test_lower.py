@@ -122,7 +122,7 @@ NOT_LOWERABLE = {
         "belongs to another library",
     ),
     "a compiled extension": (
-        candidate(top="from torch.utils.cpp_extension import load_inline", init="load_inline('x', '')"),
+        candidate(top="from torch.utils.cpp_extension import load_inline", init="load_inline('x')"),
         "builds an extension of its own (load_inline, line 9)",
     ),
     "parameters of other names": (candidate(init="self.more = torch.nn.Parameter(torch.ones(width))"), "state_dict"),
@@ -140,7 +140,7 @@ NOT_LOWERABLE = {
 @pytest.mark.parametrize("name", NOT_LOWERABLE)
 def test_what_has_no_data_form_says_why(name: str, reference: Reference, job: PairJob) -> None:
     text, word = NOT_LOWERABLE[name]
-    short = replace(job, settings=replace(job.settings, candidate_timeout_s=4.0)) if name == "an endless loop" else job
+    short = replace(job, settings=replace(job.settings, candidate_timeout_s=3.0)) if name == "an endless loop" else job
     found = lowered(text, "ModelNew", reference, short)
     assert isinstance(found, NotLowerable), found
     assert word in found.reason, found.reason
@@ -222,6 +222,13 @@ def test_the_truth_is_taken(tmp_path: Path, reference: Reference) -> None:
     answer = honest(reference.region.program, tmp_path)
     found = lower._read(answer, Path(answer["payloads"][2]))
     assert fitted(found.program, found.sources, found.writes, reference) == reference.region.program
+
+
+def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(reference: Reference) -> None:
+    tied = replace(reference, same={"offset": "shift"})
+    sources = (0, 1, "scale", "offset")
+    assert fitted(reference.region.program, sources, (), tied) == reference.region.program
+    assert isinstance(fitted(reference.region.program, sources, (), reference), NotLowerable)
 
 
 def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
