@@ -21,7 +21,7 @@ from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.cost import ROOFLINES, Roofline, estimate
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
-from torch_cudal1.source.resolve import Hit
+from torch_cudal1.source.resolve import resolve
 
 __all__ = ["plan"]
 
@@ -72,8 +72,8 @@ def _rows(regions: tuple[Region, ...], place: Place, sm: int) -> list[PlanRow]:
 
 
 def _whole_row(region: Region, place: Place, roofline: Roofline, share: float) -> PlanRow:
-    hit = place.cache.find(region, place.target, place.contract)
-    entry = hit.entry if isinstance(hit, Hit) and hit.vouched_by else None  # what nobody vouches for promises nothing
+    hit = resolve(region, place.sources, place.target, place.contract).hit
+    entry = hit.entry if hit is not None and hit.vouched_by else None  # what nobody vouches for promises nothing
     variant = rewritten(region, assume_finite=place.contract.assume_finite)
     if entry is not None:
         techniques, gain, reason = entry.choice.techniques, entry.speedup, f"decided {entry.created}: {entry.choice.label}"

@@ -343,9 +343,11 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
         given = settings(tmp_path / "two", strictness="error", on_miss="error", publishers=tmp_path / "publishers.toml")
         served = torch_cudal1.accelerate(model, inputs, settings=given)
         assert torch.equal(served(inputs), expected)
+        planned = torch_cudal1.plan(model, inputs, given.but(cache_dir=tmp_path / "three"))
         (row,) = torch_cudal1.explain(served).regions
         torch_cudal1.restore(model)
     assert "planted" in str(row)
+    assert [row.cached for row in planned.rows if row.share_of_time is not None] == [True]  # a plan asks the team too
     assert not (given.cache_dir / "v1").exists()  # nothing was searched, measured or remembered: the team's decision serves
 
 
