@@ -36,7 +36,7 @@ class Net(nn.Module):
         super().__init__()
         self.table, self.linear = nn.Embedding(5, 8), nn.Linear(8, 4)
 
-    def forward(self, tokens: torch.Tensor, scale: torch.Tensor, style: str = "plain", times: int = 1) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, scale: torch.Tensor, style: str = "plain", times: float = 1) -> torch.Tensor:
         return self.linear(self.table(tokens)) * scale * times
 
 
@@ -153,6 +153,27 @@ def test_graphs_of_the_backend_are_counted_and_named_by_arguments(tmp_path, file
     assert (seen.kind, seen.calls) == ("graph", 3)
     assert sorted(json.loads(seen.form)["d"]) == ["scale", "tokens"]
     torch._dynamo.reset()
+
+
+def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(tmp_path, file, searched, monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward)
+    torch._dynamo.reset()
+    module, _ = make_net()
+    with torch_cudal1.record(file):
+        options = {"cache_dir": tmp_path, "strictness": "error"}
+        compiled = torch.compile(module, backend=cudal1, dynamic=True, options=options)
+        for length in (2, 3, 3, 5, 3):
+            compiled(torch.zeros(4, length, dtype=torch.int64), torch.ones(1))
+        compiled(torch.zeros(9, 9, dtype=torch.int64), torch.ones(1), times=0.5)  # a number of which Dynamo makes a tensor
+    torch._dynamo.reset()
+    seen = counts(file)
+    assert {"[[1], [4, 2]]": 1, "[[1], [4, 3]]": 3, "[[1], [4, 5]]": 1}.items() <= seen.items()
+    assert len(seen) == 4
+    assert searched == []
+    results = torch_cudal1.warmup(target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file)
+    assert {"1, 4x3, 3 calls)", "1, 4x2, 1 calls)", "1, 4x5, 1 calls)"} < {result.target.split("(")[1] for result in results}
+    assert len(results) == 4
+    assert all(result.error is None for result in results)
 
 
 def test_no_value_and_no_text_is_written(tmp_path, file):

@@ -105,6 +105,7 @@ def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
     own = _named(loaded.module, loaded.inputs, {})
     if not isinstance(form, dict) or not form or not isinstance(own, dict):
         return None
+    form = {name: part for name, part in form.items() if not _is_number(loaded.module, name, own, part)}
     if any(name not in own or not _alike(part, own[name]) for name, part in form.items()):
         return None
     mode = replace(seen.mode, training=loaded.module.training)  # not known of a graph
@@ -115,6 +116,13 @@ def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
         return RecordedCall(target, mode, seen.calls, f"the recorded form cannot be made: {error}")
     inputs: Any = own | made
     return RecordedCall(replace(target, inputs=inputs), mode, seen.calls)
+
+
+def _is_number(module: nn.Module, name: str, own: dict[str, Any], form: Any) -> bool:
+    """Whether a recorded tensor is what Dynamo makes of a number that is an argument: then the target's own number is taken."""
+    parameter = inspect.signature(module.forward).parameters.get(name)
+    value = own.get(name, parameter.default if parameter is not None else None)
+    return isinstance(value, (int, float)) and isinstance(form, dict) and "t" in form and form["t"][1] == []
 
 
 def _alike(form: Any, value: Any) -> bool:

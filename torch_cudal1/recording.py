@@ -28,7 +28,7 @@ from torch import fx, nn
 
 from torch_cudal1 import observe
 from torch_cudal1.forms import FormError, describe
-from torch_cudal1.graph.capture import lifted_parameters
+from torch_cudal1.graph.capture import is_dynamic, lifted_parameters
 from torch_cudal1.graph.identity import graph_outline
 from torch_cudal1.program.model import canonical_json
 from torch_cudal1.source.recording_file import LINE_LIMIT_BYTES, Mode, Seen, append
@@ -182,22 +182,43 @@ def note_call(module: nn.Module, identity: str, args: tuple[Any, ...], kwargs: d
 def count_graph(call: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """`call`, compiled from `graph` of the backend, counted. Whether a module is in train or eval mode is not seen here.
 
-    Named are the arguments that the user's function has, by Dynamo's name for them; weights are left out.
+    Named are the tensors among the arguments of the user's function, by Dynamo's name for them; weights are left out. A graph with
+    dynamic shapes is counted by the shapes that come, at a few microseconds a call.
     """
-    weights = lifted_parameters(graph)
-    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    given = {name: item for i, (name, item) in enumerate(zip(names, inputs, strict=True)) if i not in weights}
-    try:
-        form = describe({_argument(name): item for name, item in given.items()})
-    except FormError:
-        return call
+    weights, outline = lifted_parameters(graph), graph_outline(graph)
+    names = [_argument(node.name) for node in graph.graph.nodes if node.op == "placeholder"]
+    given = {i: name for i, name in enumerate(names) if i not in weights and isinstance(inputs[i], torch.Tensor)}
+    given = {i: name for i, name in given.items() if not name.startswith("self_")}  # a number that the module holds
     mode = Mode(torch.is_grad_enabled(), False, _autocast())
-    counter = _counter(Seen("graph", "graph", graph_outline(graph), canonical_json(form), mode))
+
+    def counter_of(items: Sequence[Any]) -> Counter | None:
+        form = describe({name: items[i] for i, name in given.items()})
+        return _counter(Seen("graph", "graph", outline, canonical_json(form), mode))
+
+    if is_dynamic(inputs):
+        return _counted_by_shape(call, tuple(given), counter_of)
+    counter = counter_of(inputs)
     if counter is None:
         return call
 
     def counted(*args: Any) -> Any:
         counter.calls += 1
+        return call(*args)
+
+    return counted
+
+
+def _counted_by_shape(
+    call: Callable[..., Any], tensors: tuple[int, ...], counter_of: Callable[[Sequence[Any]], Counter | None]
+) -> Callable[..., Any]:
+    known: dict[Any, Counter | None] = {}
+
+    def counted(*args: Any) -> Any:
+        shapes = tuple((args[i].shape, args[i].stride()) for i in tensors)
+        if shapes not in known and len(known) < _MAX_FORMS:
+            known[shapes] = counter_of(args)
+        if (counter := known.get(shapes)) is not None:
+            counter.calls += 1
         return call(*args)
 
     return counted
