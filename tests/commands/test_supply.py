@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch_cudal1
 from tests.entries import plant
 from torch_cudal1 import targets
 from torch_cudal1.__main__ import main
+from torch_cudal1.records import Contract, Entry
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.imported import imported_roots
 from torch_cudal1.source.inventory import take_inventory
@@ -242,3 +244,18 @@ def test_what_was_revoked_is_neither_locked_nor_exported(here: Path, capsys: pyt
     done = run(capsys, "lock", "--check", "--json", *told)
     assert (done.code, [one["kind"] for one in done.told["differences"]]) == (1, ["missing"])
     assert run(capsys, "lock", "--check").code == 0
+
+
+def test_a_lock_of_targets_is_of_one_precision(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ("lock", "model.py:make", "--device", "cpu")
+    assert run(capsys, *line).code == 0
+    done = run(capsys, *line, "--precision", "strict", "--lock", "strict.lock", "--json")
+    assert (done.code, [one["status"] for one in done.told["missing"]]) == (1, ["missing"])
+    assert not (here / "strict.lock").exists()
+    (held,) = take_inventory(LocalCache(here / "cache")).entries
+    assert isinstance(held.content, Entry)
+    LocalCache(here / "cache").put(dataclasses.replace(held.content, contract=Contract("strict")))
+    assert run(capsys, "lock", "--check").code == 0, "an entry of another precision is none of its business"
+    assert run(capsys, *line, "--precision", "strict", "--lock", "strict.lock").code == 0
+    pinned = json.loads((here / "strict.lock").read_text())["entries"]
+    assert [one["precision"] for one in pinned] == ["strict"]

@@ -37,6 +37,7 @@ from torch_cudal1.view.terminal import ProgressCallback, Screen
 __all__ = ["coverage", "export", "import_", "lock"]
 
 _FOUND_WRONG = 1
+_COLUMNS = ("source", "on", "region", "status", "runs", "at least", "why")
 
 
 def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -51,12 +52,14 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         inventory = _inventory(settings, screen, progress)
         wanted = list(_regions_of(args.target, args, progress))
     keys = {key for one in wanted for key in one.keys} if wanted else None
-    chosen = inventory.only(keys, args.family or None)
-    families = args.family or sorted({held.position.family for held in chosen.entries})
-    missing = _undecided(wanted, families, chosen)
+    contract = contract_for(settings)
+    chosen = inventory.only(keys, args.family or None, contract if wanted else None)
+    families = args.family or sorted({held.position.family for held in chosen.entries}) or [_family_here(args)]
+    rows = coverage_of(wanted, [Deployment(family, contract) for family in families], chosen, cache_for(settings))
+    missing = [one for one in rows if not one.served]
     screen.json({"lock": args.lock, "missing": missing, "written": not missing, **_summary(chosen)})
     if missing:
-        screen.table(("target", "region", "on"), [[name, key[:12], family] for name, key, family in missing])
+        screen.table(_COLUMNS, [_row(one) for one in missing])
         screen.problem(
             f"{text.counted(len(missing), 'region')} not decided, so no lock was written; run `cudal1 warmup` there first"
         )
@@ -103,7 +106,7 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
         contract = contract_for(settings)
         places = [Deployment(family, contract, args.sku or "", args.torch or "") for family in families]
         rows = coverage_of(wanted, places, inventory, cache_for(settings))
-    screen.table(("source", "on", "region", "status", "runs", "at least", "why"), [_row(one) for one in rows])
+    screen.table(_COLUMNS, [_row(one) for one in rows])
     missing = sum(not one.served for one in rows)
     regions = sum(bool(one.key) for one in rows)
     screen.line(f"{regions - missing} of {text.counted(regions, 'region')} served; {missing} missing")
@@ -196,13 +199,6 @@ def _wanted(args: argparse.Namespace, progress: ProgressCallback) -> Iterator[Wa
         names = {entry.key: entry.region for entry in pinned.entries}
         for source, keys in (pinned.targets or {name: everything}).items():
             yield Wanted(source, keys, tuple(names.get(key, "") for key in keys), is_call=bool(pinned.targets))
-
-
-def _undecided(wanted: Sequence[Wanted], families: Sequence[str], chosen: Inventory) -> list[tuple[str, str, str]]:
-    """(target, key, family) of every region without an entry."""
-    held = {(entry.position.family, entry.position.name) for entry in chosen.entries}
-    places = families or ["any family"]
-    return [(one.source, key, family) for one in wanted for key in one.keys for family in places if (family, key) not in held]
 
 
 def _keys(starts: Sequence[str], inventory: Inventory) -> set[str] | None:

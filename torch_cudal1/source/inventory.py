@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.records import Entry, Miss
+from torch_cudal1.records import Contract, Entry, Miss
 from torch_cudal1.source.alias_file import open_alias
 from torch_cudal1.source.cache import Broken, LocalCache, entry_path
 from torch_cudal1.source.entry_file import Opened, digest_of, open_entry, plain
@@ -77,14 +77,23 @@ class Inventory:
     aliases: tuple[Held, ...]
     broken: tuple[Broken, ...]
 
-    def only(self, keys: Collection[str] | None = None, families: Collection[str] | None = None) -> Inventory:
-        """The entries of these regions and families (None: all) with the aliases that need nothing else."""
+    def only(
+        self, keys: Collection[str] | None = None, families: Collection[str] | None = None, contract: Contract | None = None
+    ) -> Inventory:
+        """The entries of these regions and families (None: all) with the aliases that need nothing else.
+
+        `contract`: only what was judged under its precision; whatever the rights, which are the flags of the process that runs it.
+        """
+
+        def wanted(held: Held) -> bool:
+            return families is None or held.position.family in families
+
         entries = tuple(
             held
             for held in self.entries
-            if (keys is None or held.position.name in keys) and (families is None or held.position.family in families)
+            if wanted(held) and (keys is None or held.position.name in keys) and (contract is None or _fits(held, contract))
         )
-        aliases = tuple(held for held in self.aliases if families is None or held.position.family in families)
+        aliases = tuple(filter(wanted, self.aliases))
         if keys is not None:
             known = _known(entries)
             aliases = tuple(alias for alias in aliases if _speaks_of(alias, known))
@@ -148,6 +157,11 @@ def _read(path: Path, root: Path) -> Held | Broken | None:
         return None if data.reason == "absent" else Broken(path, data.reason)  # absent: purged since the folder was listed
     held = held_in(data, place, path)
     return Broken(path, held.reason) if isinstance(held, Miss) else held
+
+
+def _fits(held: Held, contract: Contract) -> bool:
+    own = held.content.contract if isinstance(held.content, Entry) else contract
+    return (own.precision, own.assume_finite) == (contract.precision, contract.assume_finite)
 
 
 def _known(entries: Collection[Held]) -> dict[tuple[str, str], tuple[set[str], set[str]]]:

@@ -108,6 +108,9 @@ def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
     present = lock_of(inventory.only(lock.keys, lock.families or None))
     found: list[Difference] = []
     there = {one.purpose: one for one in present.entries}
+    if lock.targets:  # made under one precision; what others were judged under is not its business
+        contracts = {entry.contract for entry in lock.entries}
+        there = {purpose: one for purpose, one in there.items() if one.contract in contracts}
     for entry in lock.entries:
         now = there.pop(entry.purpose, None)
         if now is None:
