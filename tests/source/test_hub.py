@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from tests.signing import allow, make_signer
 from tests.source.conftest import CONTRACT, HERE, make_entry, program
@@ -44,6 +45,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its storage protocol is not HTTP alone
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    without_proxy(monkeypatch)
     hub_module._opened.cache_clear()
     yield
     hub_module._opened.cache_clear()
@@ -77,8 +79,16 @@ def filled(hub: HubServer, repository: dict[str, bytes]) -> HubServer:
     return hub
 
 
+def without_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loopback is asked directly, whatever this machine's proxies are; the library's session is made anew with that."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
+    close_session()
+
+
 def use(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What HF_ENDPOINT does, for a library that is loaded already."""
+    without_proxy(monkeypatch)
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
 
@@ -501,6 +511,12 @@ def test_a_slow_hub_costs_a_start_a_bounded_time(filled: HubServer, tmp_path: Pa
 def test_an_answer_for_another_commit_is_refused(filled: HubServer, tmp_path: Path) -> None:
     filled.faults.headers = {"X-Repo-Commit": "f" * 40}
     assert f"the Hub answered for the commit {'f' * 40}" in missed(source(settings(tmp_path)))
+
+
+def test_a_packed_answer_is_not_unpacked(filled: HubServer, tmp_path: Path) -> None:
+    filled.faults.headers = {"Content-Encoding": "gzip"}
+    filled.faults.body[ROOT_INDEX] = lambda data: gzip.compress(data + b" " * (64 << 20))
+    assert f"{ROOT_INDEX}: it came packed as 'gzip'" in missed(source(settings(tmp_path)))
 
 
 @pytest.mark.parametrize("part", [ROOT_INDEX, ".safetensors"])

@@ -142,6 +142,9 @@ class Client:
             answered = {one.headers.get("X-Repo-Commit") or repo.revision for one in (*response.history, response)}
             if answered != {repo.revision}:
                 return Unread("refused", f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}")
+            packed = response.headers.get("Content-Encoding", "identity")
+            if packed != "identity":  # a packed answer may unpack to any size before a byte of it is counted
+                return Unread("refused", f"{where}: it came packed as {packed!r}, expected 'identity' as asked for")
             for chunk in response.iter_bytes(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > most:
