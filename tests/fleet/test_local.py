@@ -110,6 +110,7 @@ def started(order: Order, *targets: str) -> multiprocessing.process.BaseProcess:
     """The same run in a process of its own, with one worker."""
 
     def work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a shell; a test runner may have another one
         try:
             run(order, *targets, workers=1)
         except KeyboardInterrupt:
