@@ -123,6 +123,7 @@ def _serve(channel: socket.socket) -> None:
             return
         request = json.loads(text)
         if request["verb"] == _FORK:
+            importlib.import_module(request["worker"])  # once here, rather than in every child
             pid = os.fork()
             if not pid:
                 channel.close()
