@@ -196,6 +196,7 @@ def seen(name: str = "Net", calls: int = 1) -> Seen:
     return Seen("module", name, "0" * 16, '{"u":[]}', Mode(False, False), calls)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the children write, and end
 def test_lines_of_many_processes_are_all_there(file):
     children = []
     for _ in range(4):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from torch_cudal1.place import place_for
 from torch_cudal1.program.model import Aten, Program, Value
 from torch_cudal1.records import Candidate
 from torch_cudal1.settings import Settings
-from torch_cudal1.shadow import _Shadowed, _tolerance
+from torch_cudal1.shadow import _difference, _Shadowed, _Tolerance, _tolerance
 from torch_cudal1.source.quarantine import Quarantined, hold_back, reason_for, records
 
 ROOT = Path(__file__).parent.parent
@@ -348,6 +349,37 @@ def test_what_a_second_run_would_not_repeat_is_left_out_with_a_reason(module, re
     assert "shadow_checks" not in torch_cudal1.report().counters
 
 
+class OnGpu:
+    is_cuda = True
+
+
+def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled(monkeypatch):
+    capturing, ran = [True], []
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: capturing[0])
+    swapped = SimpleNamespace(quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)])
+    told = SimpleNamespace(key="", mismatch=ran.append)
+    kernel = lambda inputs: ran.append("kernel") or [torch.ones(2)]
+    shadowed = _Shadowed(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
+    shadowed._left = 1
+    shadowed([OnGpu()]), shadowed([OnGpu()])
+    assert ran == ["kernel", "kernel"]
+    capturing[0] = False
+    shadowed([OnGpu()])
+    assert ran == ["kernel", "kernel", "baseline", "kernel"]
+    shadowed([OnGpu()])
+    assert ran[4:] == ["kernel"]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(1, ""), (4, ""), (5, "elements differ"), (40, "elements differ")])
+def test_indices_chosen_among_rounded_numbers_may_tie_and_not_be_wrong(wrong, told):
+    own = torch.arange(40)
+    ours = own.clone()
+    ours[:wrong] += 1
+    assert told in _difference([ours], [own], _Tolerance("match", 1, 0.0, True))
+    assert _difference([ours], [own], _Tolerance("match", 1, 0.0, False))  # of integers alone, each must be the same
+    assert bool(_difference([ours], [own], _Tolerance("match", 1, 0.0, True))) == bool(told)
+
+
 def test_a_baseline_that_cannot_run_now_does_not_cost_the_call(net, x, tmp_path, monkeypatch):
     def too_large(self: object, inputs: object) -> None:
         raise torch.OutOfMemoryError("no room for a second run")
@@ -381,8 +413,6 @@ def test_formats_inside_the_region_widen_the_tolerance_and_still_catch_a_wrong_r
     place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path))
     plant(module, x, tmp_path, change=doubled_and_halved)
     tolerance = _tolerance(choose(region, place), place)
-    from torch_cudal1.shadow import _difference
-
     own = module(x)
     in_float32 = x
     for layer in module.layers:

@@ -103,7 +103,7 @@ class _Shadowed:
         return 1 + int(math.log(1.0 - self._random.random()) / math.log1p(-self._rate))
 
     def _checked(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        if inputs and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if any(tensor.is_cuda for tensor in inputs) and torch.cuda.is_current_stream_capturing():
             return self._runner(inputs)  # a comparison must wait for the GPU, which a capture forbids: the next call is sampled
         self._left = self._gap()
         try:  # first: a kernel that damages its inputs cannot spoil this
