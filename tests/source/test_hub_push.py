@@ -213,6 +213,26 @@ def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, 
     assert hub.repositories[REPO].head.oid == head
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(arrived: bool, hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.lost_answers = 1 if arrived else 0
+    hub.faults.status["/commit/"] = (500, 0 if arrived else 1)
+    before = len(hub.repositories[REPO].commits)
+    done = pushed(tmp_path, ENTRY)
+    assert (done.entries, done.commit) == (1, hub.repositories[REPO].head.oid)
+    assert len(hub.repositories[REPO].commits) == before + 1
+    assert is_consistent(hub)
+
+
+def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.status["/commit/"] = (500, -1)
+    given = source(settings(tmp_path)).hub
+    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    assert isinstance(answer, Unread)
+    assert "the Hub answered 500" in answer.reason
+    assert "push again, what is there is not sent twice" in answer.reason
+
+
 def test_a_push_does_not_write_over_an_index_it_cannot_read(hub: HubServer, tmp_path: Path) -> None:
     hub.repositories[REPO].add({ROOT_INDEX: b'{"weight_map": {}}'})
     given = source(settings(tmp_path)).hub
@@ -403,7 +423,7 @@ def test_wrong_use_is_said(arguments: list[str], code: int, told: str, command: 
 def test_offline_pushes_nothing_and_asks_nothing(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     LocalCache(command).put(ENTRY)
     assert main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
-    assert "nothing was pushed: the setting 'offline' is on" in capsys.readouterr().err
+    assert "push failed: the setting 'offline' is on" in capsys.readouterr().err
     assert hub.requests == []
 
 
@@ -413,4 +433,4 @@ def test_nothing_is_pushed_without_the_right_to(
     monkeypatch.setenv("HF_TOKEN", "another")
     LocalCache(command).put(ENTRY)
     assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
-    assert "nothing was pushed: team/kernels@main: the Hub answered 403" in capsys.readouterr().err
+    assert "push failed: team/kernels@main: the Hub answered 403" in capsys.readouterr().err

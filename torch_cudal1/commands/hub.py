@@ -49,7 +49,7 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         done = made if isinstance(made, Unread) else push_to(hub.client, hub.repo, offers, message=args.message)
     if isinstance(done, Unread):
         screen.json({"repo": str(hub.repo), "pushed": None, "problem": done.reason})
-        screen.problem(f"nothing was pushed: {done.reason}")
+        screen.problem(f"push failed: {done.reason}")
         return _FOUND_WRONG
     left_out += list(done.left_out)
     for broken in left_out:

@@ -100,8 +100,9 @@ def offers_of(inventory: Inventory, families: Collection[str] | None = None) -> 
 
 
 def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -> Pushed | Unread:
-    """Bring `offers` to the branch of `repo`; tried again on top of whatever else is committed meanwhile."""
+    """Bring `offers` to the branch of `repo`; again on top of what is committed meanwhile, and once after a lost answer."""
     answer = Unread("overtaken", f"{repo}: no attempt was made")
+    in_doubt: Pushed | None = None  # a commit whose answer was lost: the Hub may have made it all the same
     for attempt in range(_ATTEMPTS):
         head = client.commit_of(repo)
         if isinstance(head, Unread):
@@ -111,12 +112,16 @@ def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -
         if isinstance(change, Unread):
             return change
         if not change.files:
-            return replace(change.done, commit=head)
+            return replace(in_doubt or change.done, commit=head)
         commit = client.write(repo, change.files, change.gone, parent=head, message=message)
         if not isinstance(commit, Unread):
             return replace(change.done, commit=commit)
         answer = commit
-        if commit.kind != "overtaken":
+        if commit.kind == "unreachable" and in_doubt is None:
+            in_doubt = change.done
+        elif commit.kind == "unreachable":
+            return Unread(commit.kind, f"{commit.reason}; it may have arrived: push again, what is there is not sent twice")
+        elif commit.kind != "overtaken":
             break
         time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)))
     return answer
