@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock
 
 from torch_cudal1.records import Miss
 
@@ -32,6 +33,10 @@ _TEMPORARY = ".tmp"
 _TRANSIENT = (errno.ESTALE, errno.ENOENT)  # a handle gone stale, a folder just removed by someone else
 _PAUSES_S = (0.02, 0.2)  # before the second and the third attempt
 _T = TypeVar("_T")
+# Without flock some versions lock by the existence of the file, which an old lock file then holds for ever. No lock is better.
+_FLOCK_ONLY: dict[str, Any] = (
+    {"fallback_to_soft": False} if "fallback_to_soft" in inspect.signature(BaseFileLock.__init__).parameters else {}
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def read_file(path: Path, limit_bytes: int) -> bytes | Miss:
 @contextlib.contextmanager
 def hold(path: Path, timeout_s: float) -> Iterator[LockState]:
     """Hold the lock file `path` among threads and processes; the same thread may hold it twice."""
-    lock = FileLock(path.absolute(), is_singleton=True)
+    lock = FileLock(path.absolute(), is_singleton=True, **_FLOCK_ONLY)
     state = LockState(True)
     try:
         _make_folder(path.parent)
@@ -106,7 +111,7 @@ def remove_leftovers(root: Path) -> tuple[Path, ...]:
         if not temporary.name.startswith("."):
             continue  # not ours
         target = temporary.with_name(temporary.name.removeprefix(".").rsplit(".", 3)[0])
-        with contextlib.suppress(OSError, NotImplementedError), FileLock(_lock_path(target), timeout=0):
+        with contextlib.suppress(OSError, NotImplementedError), FileLock(_lock_path(target), timeout=0, **_FLOCK_ONLY):
             temporary.unlink()
             removed.append(temporary)
     return tuple(removed)
@@ -143,7 +148,7 @@ def _read(path: Path, limit_bytes: int) -> bytes | Miss:
 
 def _write(path: Path, data: bytes) -> None:
     _make_folder(path.parent)
-    lock = FileLock(_lock_path(path))
+    lock = FileLock(_lock_path(path), **_FLOCK_ONLY)
     try:
         lock.acquire(timeout=_WRITE_LOCK_S)
     except (OSError, NotImplementedError):  # no locks here, or a frozen writer: own name and rename keep the file whole without
