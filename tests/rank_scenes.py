@@ -144,6 +144,36 @@ class Scenes:
             hold_back(self.cache("held"), Quarantined(region.key, digest, "it was wrong here"))
         return self.accelerated("held")
 
+    def under_another_contract(self) -> Seen:
+        self.plant("contract")
+        return self.accelerated("contract", precision="match" if self.rank == 0 else "strict")
+
+    def damaged_on_the_way(self) -> Seen:
+        self.plant("damaged")
+        genuine = ranks.encode_entry
+        ranks.encode_entry = lambda entry: genuine(entry)[:-9] + bytes(9)
+        try:
+            return self.accelerated("damaged")
+        finally:
+            ranks.encode_entry = genuine
+
+    def too_large_to_hand_on(self) -> Seen:
+        self.plant("large")
+        limit, ranks._LIMIT_BYTES = ranks._LIMIT_BYTES, 10
+        try:
+            return self.accelerated("large")
+        finally:
+            ranks._LIMIT_BYTES = limit
+
+    def in_many_pieces(self) -> Seen:
+        if self.rank == 0:
+            self.plant("pieces")
+        size, ranks._CHUNK = ranks._CHUNK, 100
+        try:
+            return self.accelerated("pieces")
+        finally:
+            ranks._CHUNK = size
+
     def nobody_knows_and_must(self) -> Seen:
         try:
             self.accelerated("must", on_miss="error")

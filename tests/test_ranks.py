@@ -73,9 +73,20 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(seen):
     assert second["shift"] == 1.0
 
 
+def test_an_entry_may_come_in_many_pieces(seen):
+    first, second = both(seen, "in_many_pieces")
+    assert first["digests"] == second["digests"] != []
+
+
 @pytest.mark.parametrize(
     ("scene", "reason"),
-    [("judged_on_another_machine", "rank 1: judged elsewhere: sku"), ("quarantined_on_one", "rank 1: quarantined")],
+    [
+        ("judged_on_another_machine", "rank 1: judged elsewhere: sku"),
+        ("quarantined_on_one", "rank 1: quarantined"),
+        ("under_another_contract", "rank 1 works under another precision contract"),
+        ("damaged_on_the_way", "rank 1: an entry of rank 0 is unreadable"),
+        ("too_large_to_hand_on", "at most 10 are handed to other ranks"),
+    ],
 )
 def test_what_one_rank_may_not_run_runs_on_none(seen, scene, reason):
     for rank in both(seen, scene):

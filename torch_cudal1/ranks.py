@@ -108,8 +108,9 @@ def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow
         except BaseException as error:
             meeting.tell(Apart(f"{type(error).__name__}"))
             raise
-        if isinstance(meeting.tell(telling), Apart):
-            return own if isinstance(telling, Apart) else _disagreed("the entries are too large to hand to other ranks")
+        told_others = meeting.tell(telling)
+        if isinstance(told_others, Apart):
+            return own if isinstance(telling, Apart) else _disagreed(told_others.reason)
         verdict = meeting.settle("")
         return own if verdict == _USE else _disagreed(verdict)
     told = meeting.hear()
@@ -132,7 +133,7 @@ class _Meeting:
     def __init__(self, store: Any, graphs: Sequence[str], place: Place) -> None:
         self._place, self._store = place, store
         self._base = f"torch_cudal1/{next(_numbers)}"
-        self._graph = hashlib.sha256("|".join((*graphs, place.contract.digest)).encode()).hexdigest()
+        self._graph = hashlib.sha256("|".join(graphs).encode()).hexdigest()
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
         searched = place.settings.budget_s + place.settings.candidate_timeout_s if place.settings.on_miss == "tune" else 0.0
