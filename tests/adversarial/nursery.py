@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -158,6 +159,7 @@ def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
     os.chdir(plan.scratch)
     os.environ.clear()
     os.environ.update(request["variables"])
+    tempfile.tempdir = None  # an import here may have asked for it: the child has its own
     execute = os.execv
 
     def go_on(path: str, command: list[str]) -> None:
