@@ -209,7 +209,8 @@ def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, 
     given = source(settings(tmp_path)).hub
     answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, Unread)
-    assert REPO in answer.reason
+    assert f"{REPO}@main: " in answer.reason
+    assert "may have arrived" not in answer.reason
     assert hub.repositories[REPO].head.oid == head
 
 

@@ -39,11 +39,17 @@ _T = TypeVar("_T")
 class Unread:
     """Why a question has no answer.
 
-    "absent": it is not there; "refused": what came breaks a rule; "unreachable": ask later; "overtaken": another commit came first.
+    "absent": it is not there; "refused": what came breaks a rule; "unreachable": there was no answer; "denied": no right to it;
+    "overtaken": another commit came first.
     """
 
-    kind: Literal["absent", "refused", "unreachable", "overtaken"]
+    kind: Literal["absent", "refused", "unreachable", "denied", "overtaken"]
     reason: str
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same question may be answered another time, of a commit that never changes."""
+        return self.kind in ("unreachable", "denied")
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _
         return Unread("unreachable", f"{what}: offline mode is on (HF_HUB_OFFLINE)")
     except errors.RepositoryNotFoundError as error:
         hint = "access is restricted" if isinstance(error, errors.GatedRepoError) else "no such repository, or no right to read it"
-        return Unread("unreachable", f"{what}: {hint}; check the name and the token (`hf auth login`)")
+        return Unread("denied", f"{what}: {hint}; check the name and the token (`hf auth login`)")
     except errors.RevisionNotFoundError:
         return Unread("refused", f"{what}: the Hub has no such revision")
     except errors.EntryNotFoundError:
@@ -220,7 +226,7 @@ def _of_status(error: Any, what: str) -> Unread:
     if status in (408, 429) or status >= 500:
         asked = str(error.response.headers.get("Retry-After", ""))
         return _Again("unreachable", reason, float(asked) if asked.isdigit() else 0.0)
-    return Unread("absent" if status == 404 else "unreachable", reason)
+    return Unread("absent" if status == 404 else "denied", reason)
 
 
 def _within(seconds: float, work: Callable[[], _T | Unread], late: Unread) -> _T | Unread:

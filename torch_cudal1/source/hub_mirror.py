@@ -70,7 +70,7 @@ class Gate:
     def note(self, answer: object, waited_s: float) -> None:
         """Remember what an answer cost, and one that did not come."""
         self._spent_s += waited_s
-        if isinstance(answer, Unread) and answer.kind == "unreachable":
+        if isinstance(answer, Unread) and answer.is_passing:
             self._until, self._reason = time.monotonic() + _LEFT_ALONE_S, answer.reason
 
 
@@ -162,7 +162,7 @@ class Mirror:
         if isinstance(data, Unread):
             if data.kind == "absent" and listed is not None:
                 data = Unread("refused", f"{data.reason}, which the index names")
-            return data if data.kind == "unreachable" else self._remembered(path, data)
+            return data if data.is_passing else self._remembered(path, data)
         observe.record("hub", "fetched", file=path, commit=self.repo.revision, size_bytes=len(data))
         broken = rule_broken(data)
         return self._remembered(path, Unread("refused", f"{self.repo}: {path}: {broken}")) if broken else data

@@ -81,11 +81,11 @@ def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pull
 
 
 def _pinned(hub: Hub, mirror: Mirror, problems: list[Unread], pulled: Pulled) -> Pulled:
-    refused = tuple(sorted(problem.reason for problem in problems if problem.kind != "unreachable"))
-    unreachable = [problem.reason for problem in problems if problem.kind == "unreachable"]
-    if unreachable:
-        missing = f"{len(unreachable)} files did not come, the first: {unreachable[0]}"
-        return Pulled(pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, False, missing)
+    refused = tuple(sorted(problem.reason for problem in problems if not problem.is_passing))
+    missing = [problem.reason for problem in problems if problem.is_passing]
+    if missing:
+        problem = f"{len(missing)} files did not come, the first: {missing[0]}"
+        return Pulled(pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, False, problem)
     stored = hub.record(mirror)
     problem = f"the pin was not recorded: {stored.reason}" if isinstance(stored, NotStored) else ""
     return Pulled(pulled.commit, pulled.folders, pulled.entries, pulled.aliases, refused, True, problem)
