@@ -280,12 +280,16 @@ def test_counts_are_written_while_a_process_runs_and_again_only_when_they_double
 def test_the_variable_records_a_process_to_its_end_and_a_fork_writes_only_its_own(tmp_path, file):
     code = f"""
 import os, torch, torch_cudal1
-net = torch_cudal1.accelerate(torch.nn.Linear(4, 4), cache_dir={str(tmp_path)!r}, ranks_agree=False)
+from tests.entries import plant
+torch.set_num_threads(1)
 with torch.no_grad():
-    for _ in range(3): net(torch.ones(2, 4))
+    net, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    plant(net, x, {str(tmp_path)!r})
+    torch_cudal1.accelerate(net, x, cache_dir={str(tmp_path)!r})
+    for _ in range(3): net(x)
     child = os.fork()
     if child == 0:
-        for _ in range(5): net(torch.ones(2, 4))
+        for _ in range(5): net(x)
         from torch_cudal1 import recording
         recording._end()
         os._exit(0)

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -85,6 +86,7 @@ class record:  # a verb to its users: `with cudal1.record(path):`
         with _lock:
             if self in _active:
                 return self
+            _prepare_for_forks()
             for watched in list(_watched):
                 watched.bring_counts()
                 watched.begin_counting()
@@ -297,11 +299,21 @@ def _end() -> None:
         recording.stop()
 
 
+def _before_fork() -> None:
+    """No thread of ours is in the middle of anything, and what was counted so far is in the counters: the parent's to write."""
+    _lock.acquire()
+    for watched in list(_watched):
+        watched.bring_counts()
+
+
 def _child() -> None:
     global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
+    _lock = threading.RLock()
     for recording in _active:
         recording._after_fork()
 
 
-os.register_at_fork(after_in_child=_child)
+@cache
+def _prepare_for_forks() -> None:
+    """Once, when the first recording starts: importing this does nothing."""
+    os.register_at_fork(before=_before_fork, after_in_parent=lambda: _lock.release(), after_in_child=_child)
