@@ -375,7 +375,8 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
 def test_push_and_pull_as_commands(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     LocalCache(command / "one").put(dataclasses.replace(ENTRY, target=target_for(torch.device("cpu"))))
     assert main(["push", "team/new", "--create", "--cache-dir", str(command / "one"), "--quiet"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == ""  # --quiet holds for the library too
     commit = hub.repositories["team/new"].head.oid
     assert out == f"team/new@main at {commit[:12]}: 1 entry and 0 aliases pushed, 0 there already\n"
     assert hub.repositories["team/new"].private

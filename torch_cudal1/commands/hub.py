@@ -10,6 +10,7 @@ import argparse
 from dataclasses import asdict
 
 import torch
+from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
 from torch_cudal1.errors import SettingError
 from torch_cudal1.machine import target_for
@@ -38,6 +39,8 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     hub = open_hub(args.repo, settings)
     if hub.repo.is_pinned:
         raise SettingError("REPO", args.repo, "a branch to push to, not a commit")
+    if screen.quiet:
+        disable_progress_bars()  # the library's own
     with screen.progress() as progress:
         progress(f"reading {settings.cache_dir}", None)
         inventory, left_out = _usable(cache_for(settings).own)
