@@ -24,6 +24,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # no name of this host needs to be known
     commands = [[sys.executable, "-m", "tests.rank_scenes", str(rank), str(store.port), str(folder)] for rank in (0, 1)]
     running = [
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
