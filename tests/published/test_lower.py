@@ -192,7 +192,16 @@ def honest(program: Program, folder: Path) -> dict[str, Any]:
     return {"program": program.to_json(), "payloads": payloads, **parts, "same": {}, "writes": [], "name": "x"}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A Program in a Program in a Program."""
+    data: dict[str, Any] = Program((), (), ()).to_json()
+    for _ in range(depth):
+        data = {**data, "steps": [{"op": "call", "program": data, "args": [], "outs": []}]}
+    return data
+
+
 LIES = {
+    "Programs without end": {"program": nested(100_000)},
     "not a program": {"program": {"format": 99}},
     "no program": {"program": None},
     "too few sources": {"sources": [0]},

@@ -30,7 +30,8 @@ from torch_cudal1.records import Region, Role
 __all__ = ["NotLowerable", "Reference", "lowered", "reference_of"]
 
 WORKER = "torch_cudal1.published.worker"
-MISREAD = (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError, IndexError)  # of an answer that is none
+# What reading an answer that is none can raise.
+MISREAD = (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "input": "input"}
 
 
