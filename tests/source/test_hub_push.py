@@ -380,6 +380,10 @@ def test_push_and_pull_as_commands(command: Path, hub: HubServer, capsys: pytest
     commit = hub.repositories["team/new"].head.oid
     assert out == f"team/new@main at {commit[:12]}: 1 entry and 0 aliases pushed, 0 there already\n"
     assert hub.repositories["team/new"].private
+    assert main(["pull", "team/new@main", "--cache-dir", str(command / "two"), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert f"team/new@main is {commit}: 1 entry and 0 aliases here, for 1 target" in out
+    assert "use them: --hub team/new@main, " in out
     assert main(["pull", "team/new", "--cache-dir", str(command / "two"), "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["pulled"]
     assert (told["commit"], told["entries"]) == (commit, 1)

@@ -80,14 +80,14 @@ def pull(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         screen.problem(f"refused: {reason}")
     if done.problem:
         screen.problem(done.problem)
-    _tell(done, hub.repo.name, screen)
+    _tell(done, args.repo, screen)
     screen.json({"repo": str(hub.repo), "pulled": asdict(done), "problem": done.problem})
     return _FOUND_WRONG if done.refused or done.problem else 0
 
 
 def _tell(done: Pulled, name: str, screen: Screen) -> None:
     screen.line(
-        f"{name} at {done.commit}: {text.counted(done.entries, 'entry', 'entries')} and "
+        f"{name} is {done.commit}: {text.counted(done.entries, 'entry', 'entries')} and "
         f"{text.counted(done.aliases, 'alias', 'aliases')} here, for {text.counted(len(done.folders), 'target')}"
     )
     screen.line("\n".join(str(folder) for folder in done.folders))
