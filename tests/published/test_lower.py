@@ -15,7 +15,9 @@ import torch
 from tests.adversarial.nursery import forked_children
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge.channel import save_tensors
+from torch_cudal1.judge.contract import is_allowed
 from torch_cudal1.judge.court_pair import PairJob
+from torch_cudal1.program.aten import is_functional
 from torch_cudal1.program.cubin import inspect_cubin
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.program.model import Aten, Call, Program
@@ -261,6 +263,12 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
     assert isinstance(found, NotLowerable)
     assert "aten.from_file.default" in found.reason
     assert not target.exists()
+
+
+@pytest.mark.parametrize("target", sorted(lower.ALSO_IN_REFERENCES))
+def test_what_references_may_also_say_exists_and_writes_to_nothing(target: str) -> None:
+    assert is_functional(target)
+    assert not is_allowed(target)  # else it need not be on this list
 
 
 @contextmanager

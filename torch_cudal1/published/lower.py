@@ -30,6 +30,15 @@ from torch_cudal1.records import Region, Role
 __all__ = ["NotLowerable", "Reference", "lowered", "reference_of"]
 
 WORKER = "torch_cudal1.published.worker"
+# What references are also traced to, and no candidate may say on its own: attention and recurrent layers, pure arithmetic all.
+ALSO_IN_REFERENCES = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+        *("mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
+    )
+)
 # What reading an answer that is none can raise.
 MISREAD = (ProgramError, SandboxError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "input": "input"}
@@ -89,7 +98,8 @@ def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
         found = _asked(child, text, subject.form, examples)
     if isinstance(found, NotLowerable):
         return NotLowerable(f"the reference: {found.reason}")
-    if strange := next((step.target for step in _aten(found.program) if not is_allowed(step.target)), None):
+    said = {step.target for step in _aten(found.program)} - ALSO_IN_REFERENCES
+    if strange := next((target for target in sorted(said) if not is_allowed(target)), None):
         return NotLowerable(f"the reference: {strange} is not on the list of operators that anybody may say in this process")
     region = Region(found.program, found.roles, name=found.name)
     return Reference(text, region, found.sources, subject.form, tuple(examples), found.same, found.writes)
