@@ -23,6 +23,7 @@ _WARM = "h200-warm-start.json"
 _OVERHEAD = ("h200-overhead.json", "h200-overhead-earlier.json")
 _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
+_JUDGE = ("cpu-judge.json",)
 _OURS = "cudal1.accelerate"
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
 
@@ -38,6 +39,8 @@ def render(results: Path) -> str:
     lines += _repeated(_REPEATED, load(results / _REPEATED))
     for name in _CACHE:
         lines += _cache(name, load(results / name))
+    for name in _JUDGE:
+        lines += ["", *_judged(name, load(results / name))]
     return "\n".join(lines)
 
 
@@ -105,6 +108,17 @@ def _cache(name: str, found: Mapping[str, Any]) -> list[str]:
     for row in found["rows"]:
         limit = "" if row["limit_us"] is None else f"{row['limit_us']:.0f}"
         lines.append(f"| {row['name']} | {row['median_us']:.0f} | {row['p10_us']:.0f} to {row['p90_us']:.0f} | {limit} |")
+    return lines
+
+
+def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| candidate | form | first, s | next, s | shared, s |", "|---|---|---|---|---|"]
+    for row in found["rows"]:
+        if row["status"] != "ok":
+            lines.append(f"| {row['candidate']} | {row['form']} | {row['reason']} | | |")
+            continue
+        seconds = " | ".join(f"{row[name]:.2f}" for name in ("first_s", "next_s", "shared_s"))
+        lines.append(f"| {row['candidate']} | {row['form']} | {seconds} |")
     return lines
 
 

@@ -20,6 +20,7 @@ NAMED_BY = {
     "overhead": ("name",),
     "repeatability": ("kernel",),
     "cache": ("name",),
+    "judge": ("candidate", "form"),
 }
 
 

@@ -1,0 +1,171 @@
+"""What judging costs: seconds per candidate after its processes have started.
+
+    python -m benchmarks.bench_judge [--device cpu] [--profile fast] [--repeats 5] [--out judge.json]
+
+A Program candidate is a layer's own region, judged in a child kept warm as a search keeps it. A source candidate is the reference
+itself under another name, in a process of its own; that process's start, reading the reference and racing its baselines are shared
+by its candidates and told apart. The first candidate also pays for eager's and float64's results, which the next ones find. A
+candidate that is refused is a failed row: cheap refusals must not pass for speed. Being accepted is not asked, it is as fast as
+what it is measured against.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.report import document, environment, save
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.judge import Job, judge, kept_warm, rank_baselines
+from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
+from torch_cudal1.records import Candidate, Contract
+from torch_cudal1.settings import Settings
+
+__all__ = ["GOAL_S", "LAYERS", "SOURCES", "Layer", "Row", "Source", "main", "of_programs", "of_sources"]
+
+GOAL_S = {"cpu": 10.0, "cuda": 3.0}  # of a typical candidate at profile fast
+_SHARED = ("start", "reference", "baselines")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An ordinary layer and the shape of its input."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The same as text: what `__init__` and `forward` hold."""
+
+    name: str
+    layer: str
+    forward: str
+    shape: tuple[int, ...]
+
+    def text(self, entry: str) -> str:
+        """A KernelBench-style file whose module is called `entry`."""
+        return (
+            f"import torch\n\n\nclass {entry}(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            f"        {self.layer}\n\n    def forward(self, x):\n        return {self.forward}\n\n\n"
+            f"def get_inputs():\n    return [torch.randn({self.shape})]\n\n\ndef get_init_inputs():\n    return []\n"
+        )
+
+
+LAYERS = (
+    Layer("linear, gelu", lambda: nn.Sequential(nn.Linear(768, 3072), nn.GELU()), (64, 768)),
+    Layer("layer norm", lambda: nn.LayerNorm(768), (256, 768)),
+    Layer("softmax", lambda: nn.Softmax(-1), (256, 1024)),
+    Layer("conv, batch norm, relu", lambda: nn.Sequential(nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU()), (4, 32, 28, 28)),
+    Layer("encoder layer", lambda: nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), (2, 64, 256)),
+)
+SOURCES = (
+    Source("softmax", "self.dim = -1", "torch.softmax(x, self.dim)", (256, 1024)),
+    Source("linear, relu", "self.linear = torch.nn.Linear(256, 256)", "torch.relu(self.linear(x))", (64, 256)),
+)
+
+
+def of_programs(layers: Sequence[Layer], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
+    """One row a layer: seconds of the first candidate, and the median of the next ones."""
+    for layer in layers:
+        head = {"candidate": layer.name, "form": "Program"}
+        try:
+            yield head | _programs_judged(layer, device, profile, repeats)
+        except (Cudal1Error, RuntimeError) as error:
+            yield head | {"status": "failed", "reason": str(error)[:300]}
+
+
+def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile, repeats: int) -> Row:
+    torch.manual_seed(0)
+    module, x = layer.build().eval().to(device), torch.randn(layer.shape, device=device)
+    with torch.no_grad():
+        (region,) = captured_regions(module, (x,))
+    job = Job(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
+    candidate = Candidate(region.program, "eager", "benchmark", ("itself",))
+    took = []
+    with kept_warm():
+        begin = time.perf_counter()
+        ranking = rank_baselines(region, ("eager",), job)
+        shared = time.perf_counter() - begin
+        for _ in range(repeats + 1):
+            begin = time.perf_counter()
+            found = judge(region, candidate, ranking, job)
+            took.append(time.perf_counter() - begin)
+            if not found.verdict.passed:
+                return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
+    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared}
+
+
+def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
+    """The same for sources; `shared_s`: what all candidates of a reference share."""
+    for source in sources:
+        head = {"candidate": source.name, "form": "source"}
+        try:
+            yield head | _sources_judged(source, device, profile, repeats)
+        except Cudal1Error as error:
+            yield head | {"status": "failed", "reason": str(error)[:300]}
+
+
+def _sources_judged(source: Source, device: torch.device, profile: TimingProfile, repeats: int) -> Row:
+    took, shared = [], 0.0
+    with PairCourt(PairJob(Settings(), Contract(), device, profile)) as court:
+        for _ in range(repeats + 1):
+            found = court.judge(source.text("Model"), source.text("ModelNew"))
+            if not found.verdict.passed:
+                return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
+            took.append(sum(seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED))
+            shared = max(shared, sum(found.elapsed_s.get(step, 0.0) for step in _SHARED))
+    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 where a candidate could not be judged, or the first of them took longer than the goal at fast."""
+    args = _parser().parse_args(argv)
+    device, facts = torch.device(args.device), environment()
+    rows: list[Row] = []
+    for made in (of_programs(LAYERS, device, args.profile, args.repeats), of_sources(SOURCES, device, args.profile, args.repeats)):
+        for row in made:
+            rows.append(row)
+            print(_told(row), file=sys.stderr, flush=True)
+    worst = max((row["first_s"] for row in rows if row["status"] == "ok"), default=None)
+    failed = sum(row["status"] != "ok" for row in rows)
+    summary = {"worst_first_s": worst, "failed": failed, "goal_s": GOAL_S[device.type] if args.profile == "fast" else None}
+    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats}
+    if args.out:
+        save(args.out, document("judge", options, rows, environment=facts, summary=summary))
+    missed = summary["goal_s"] is not None and worst is not None and worst > summary["goal_s"]
+    return 1 if failed or missed else 0
+
+
+def _told(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"{row['candidate']} ({row['form']}): {row['reason']}"
+    seconds = f"first {row['first_s']:.2f} s, next {row['next_s']:.2f} s, shared {row['shared_s']:.2f} s"
+    return f"{row['candidate']} ({row['form']}): {seconds}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="benchmarks.bench_judge", description=__doc__.splitlines()[0] if __doc__ else None)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--profile", choices=tuple(TIMING_PLANS), default="fast")
+    made.add_argument("--repeats", type=int, default=5)
+    made.add_argument("--out", type=Path)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
