@@ -59,9 +59,9 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
 
 def _sources(module: nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
     """Where each input of the module's region comes from."""
-    from torch_cudal1.binding import _captured, _lower
+    from torch_cudal1.binding import captured, _lower
 
-    _, traced = _captured(module, args, {})
+    _, traced = captured(module, args, {})
     (graph,) = traced.graphs
     origins = [graph.origins[position] for position in _lower(graph, module).order]
     return tuple(origin if isinstance(origin, int) else named[str(origin).removeprefix("inner.")] for origin in origins)
