@@ -59,7 +59,7 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
 
 def _sources(module: nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
     """Where each input of the module's region comes from."""
-    from torch_cudal1.binding import captured, _lower
+    from torch_cudal1.binding import _lower, captured
 
     _, traced = captured(module, args, {})
     (graph,) = traced.graphs
