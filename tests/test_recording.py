@@ -425,7 +425,8 @@ def test_a_module_inside_the_target_is_found_too(tmp_path, file, searched):
     assert ":linear (6x8, 1 calls)" in result.target
 
 
-def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(tmp_path, file, searched, capsys, caplog):
+def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(tmp_path, file, searched, capsys, caplog, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     module, _ = make_net()
     accelerated(module, tmp_path)
     with torch_cudal1.record(file):

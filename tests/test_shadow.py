@@ -252,6 +252,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine
 
 
 def test_list_and_show_say_it_and_purge_lifts_it(net, x, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
     Worn(monkeypatch, good=0)
     accelerated(net, x, tmp_path)
     net(x)

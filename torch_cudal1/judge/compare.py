@@ -46,10 +46,12 @@ def compare(
     precision: str = "match",
     longest: int = 1,
     drift: float = 0.0,
+    slack: float = 1.0,
 ) -> Comparison:
     """Judge one output. `exact` is the float64 result (None: none can be had); `longest` the longest reduction of the region.
 
-    `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the region may add.
+    `drift`, without `exact` only: the relative rms that rounding to coarser formats inside the region may add. `slack`, with it
+    only: times the error that is allowed, where the question is whether a result is this one's or another's.
     """
     if candidate.shape != baseline.shape or candidate.dtype != baseline.dtype:
         form = f"{tuple(candidate.shape)} {candidate.dtype}, expected {tuple(baseline.shape)} {baseline.dtype}"
@@ -67,7 +69,7 @@ def compare(
         return _flat(candidate, baseline)
     if exact is None:
         return _near(candidate, baseline, longest, drift)
-    return _scaled(candidate, baseline, exact, longest)
+    return _scaled((candidate, baseline, exact), longest, slack)
 
 
 def proven_ties(
@@ -189,9 +191,8 @@ def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: 
     return Comparison(rms <= rms_limit and worst <= worst_limit, rms / rms_limit if rms_limit else rms, 1.0, detail)
 
 
-def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor, longest: int) -> Comparison:
-    out, accumulate = _units(baseline.dtype)
-    results = (candidate, baseline, exact)
+def _scaled(results: Results, longest: int, slack: float) -> Comparison:
+    out, accumulate = _units(results[1].dtype)
     found = spread_of(results, accumulate)
     if found is None:
         return Comparison(True, void=True, detail="no finite element")
@@ -199,18 +200,18 @@ def _scaled(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor
     if found.scale > 0 and own > _VOID_RATIO * found.scale:
         return Comparison(True, void=True, detail=f"eager's own relative error is {own / found.scale:.2g}")
     floor = (2 * out if found.count < _FEW else accumulate) * found.scale
-    limit = max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
+    limit = slack * max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
     if error > limit:
         return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
-    return _worst(results, found, longest=longest, ratio=ratio)
+    return _worst(results, found, longest=longest, ratio=ratio, slack=slack)
 
 
-def _worst(results: Results, found: Spread, *, longest: int, ratio: float) -> Comparison:
+def _worst(results: Results, found: Spread, *, longest: int, ratio: float, slack: float) -> Comparison:
     """(C): no element may be far off, however good the average is."""
     dtype = results[1].dtype
     u_out, u_acc = _units(dtype)
-    limit = _WORST_FACTOR * found.own_worst + _ROUND_OFFS * u_out + _GROWTH * math.sqrt(longest) * u_acc
+    limit = slack * (_WORST_FACTOR * found.own_worst + _ROUND_OFFS * u_out + _GROWTH * math.sqrt(longest) * u_acc)
     if found.worst <= limit:
         return Comparison(True, ratio, _RMS_FACTOR)
     count = beyond(results, u_acc, limit)

@@ -59,14 +59,14 @@ class CandidateFailure(SandboxError):
 class Child:
     """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
 
-    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = WORKER) -> None:
+    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = "") -> None:
         """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
 
         `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
-        `worker`: the module of this package that serves in it.
+        `worker`: the module that serves in it, the judge's own by default.
         """
         self.limits = limits
-        self._under, self._worker = tuple(under), worker
+        self._under, self._worker = tuple(under), worker or WORKER
         self.confinement = _confinement(limits)
         try:
             self._begin(contract)

@@ -29,11 +29,11 @@ class Agreement:
     limit: float | None = None
 
 
-def tried(trial: Trial, sample: Sample, what: str) -> Agreement | None:
+def tried(trial: Trial, sample: Sample, what: str, slack: float = 1.0) -> Agreement | None:
     """The candidate beside eager on a set; None when eager itself refuses it. Raises CandidateFailure when the child is lost."""
     if refused(sample):
         return None
-    return attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what))
+    return attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what, slack))
 
 
 def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
@@ -54,13 +54,13 @@ def refused(sample: Sample) -> bool:
         return True
 
 
-def agreement(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
-    """Form, structure and values of a result against eager's on the same set."""
+def agreement(trial: Trial, sample: Sample, result: Result, what: str, slack: float = 1.0) -> Agreement:
+    """Form, structure and values of a result against eager's on the same set; `slack`: see `compare`."""
     expected = sample.reference
     if problem := form_problem(result, expected):
         return Agreement(what, problem)
     worst: tuple[float, float] | None = None
-    for position, found in compared(trial, sample, result.outputs):
+    for position, found in compared(trial, sample, result.outputs, slack):
         out, eager = result.outputs[position], expected.outputs[position]
         if (
             found.void and out is not None and eager is not None

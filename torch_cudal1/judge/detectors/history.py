@@ -9,10 +9,11 @@ import torch
 
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import same_bits
-from torch_cudal1.judge.detectors.agreement import Agreement, agreement, summed_up, tried
+from torch_cudal1.judge.detectors import agreement as agreements
+from torch_cudal1.judge.detectors.agreement import Agreement, summed_up
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
-from torch_cudal1.judge.subject import Outputs
+from torch_cudal1.judge.subject import Outputs, Result
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
 
@@ -20,6 +21,7 @@ __all__ = ["call_history", "repeat"]
 
 _SOAK_S = {"fast": 0.5, "standard": 20.0, "strict": 300.0}
 _FLIPS = 4
+_SLACK = 4.0  # how exact a result is, `numerics` has asked on many more numbers; here it need only be this set's own
 _PARTS_OF_RMS = (8.0, 1e-1, 1e-3)  # by how much a single element moves: a cache may look at all, at some, or at roughly all
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_BYTES = 8 << 30  # of outputs that `repeat` reads
@@ -36,6 +38,14 @@ def call_history(trial: Trial) -> list[Check]:
         if any(one is not None and one.problem for one in found):
             break
     return summed_up("call_history", found, "eager refuses every further input set")
+
+
+def agreement(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
+    return agreements.agreement(trial, sample, result, what, _SLACK)
+
+
+def tried(trial: Trial, sample: Sample, what: str) -> Agreement | None:
+    return agreements.tried(trial, sample, what, _SLACK)
 
 
 def _alternated(trial: Trial, first: Sample) -> list[Agreement | None]:
