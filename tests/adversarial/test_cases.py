@@ -57,6 +57,9 @@ def params(*forms: str, static: bool) -> list[object]:
     return [pytest.param(file, id=file.id, marks=() if static and file.case.static else marks(file.case)) for file in chosen]
 
 
+_DRAWS = 3  # inputs are drawn in secret, and an earlier detector may be lucky; refused it must be every time
+
+
 def marks(case: Case) -> list[pytest.MarkDecorator]:
     """What skips a case here."""
     if "gpu" not in case.needs:
@@ -70,12 +73,14 @@ def test_the_cheat_is_refused_by_its_detector(benches: dict[str, Bench], file: C
     case = file.case
     made = benches["cpu" if case.static else case.device]
     for profile in profiles:
-        checks = asked(made, file, "cheat", profile)
-        refused = [check for check in checks if not check.passed]
-        assert refused, f"every check passed at {profile}"
-        if profile == case.first_profile:
-            assert refused[0].name == case.expected, refused[0]
-            assert not case.alone or failures(checks) == [case.expected], refused
+        for draw in range(_DRAWS):
+            checks = asked(made, file, "cheat", profile)
+            refused = [check for check in checks if not check.passed]
+            assert refused, f"every check passed at {profile}"
+            named = refused[0].name == case.expected and (not case.alone or failures(checks) == [case.expected])
+            if named or profile != case.first_profile:
+                break
+            assert draw + 1 < _DRAWS, f"refused, but by others than {case.expected!r} every time: {refused}"
 
 
 @pytest.mark.parametrize("file", params("source", "program", static=False))
