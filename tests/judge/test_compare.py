@@ -54,6 +54,16 @@ def test_fewer_bits_inside_are_refused(product, cheat: str) -> None:
     assert found.ratio > 2
 
 
+@pytest.mark.parametrize("cheat", ["tf32", "bf16"])
+def test_slack_admits_more_rounding_and_no_coarser_arithmetic(product, cheat: str) -> None:
+    a, b, eager, exact = product
+    noisier = (exact + 3 * (eager.double() - exact)).float()
+    assert not compare(noisier, eager, exact, longest=N).passed
+    assert compare(noisier, eager, exact, longest=N, slack=4.0).passed
+    coarse = _tf32(a) @ _tf32(b) if cheat == "tf32" else a.bfloat16().float() @ b.bfloat16().float()
+    assert not compare(coarse, eager, exact, longest=N, slack=4.0).passed
+
+
 def test_one_wrong_element_of_many_is_refused(product) -> None:
     _, _, eager, exact = product
     wrong = eager.clone()

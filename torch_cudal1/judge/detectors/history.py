@@ -9,8 +9,7 @@ import torch
 
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import same_bits
-from torch_cudal1.judge.detectors import agreement as agreements
-from torch_cudal1.judge.detectors.agreement import Agreement, summed_up
+from torch_cudal1.judge.detectors.agreement import Agreement, agreement, summed_up, tried
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
 from torch_cudal1.judge.subject import Outputs, Result
@@ -40,25 +39,25 @@ def call_history(trial: Trial) -> list[Check]:
     return summed_up("call_history", found, "eager refuses every further input set")
 
 
-def agreement(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
-    return agreements.agreement(trial, sample, result, what, _SLACK)
+def _agreement(trial: Trial, sample: Sample, result: Result, what: str) -> Agreement:
+    return agreement(trial, sample, result, what, _SLACK)
 
 
-def tried(trial: Trial, sample: Sample, what: str) -> Agreement | None:
-    return agreements.tried(trial, sample, what, _SLACK)
+def _tried(trial: Trial, sample: Sample, what: str) -> Agreement | None:
+    return tried(trial, sample, what, _SLACK)
 
 
 def _alternated(trial: Trial, first: Sample) -> list[Agreement | None]:
     """A, B, A on a living instance; then inputs that a decision made on A would not fit."""
     other = trial.sibling(first)
-    found = [tried(trial, sample, what) for sample, what in ((first, "A"), (other, "B after A"), (first, "A after B"))]
+    found = [_tried(trial, sample, what) for sample, what in ((first, "A"), (other, "B after A"), (first, "A after B"))]
     unlike: list[tuple[str, Callable[[], Sample]]] = [
         ("negated", lambda: trial.derive(first, "negated", _of_inputs(trial, _scaled(-1.0)))),
         ("tiny", lambda: trial.derive(first, "tiny", _of_inputs(trial, _scaled(1e-3)))),
         ("shifted", lambda: trial.sibling(first, "shifted")),
     ]
     for what, make in random.SystemRandom().sample(unlike, trial.rounds(len(unlike))):
-        found.append(tried(trial, make(), f"{what} inputs after A"))
+        found.append(_tried(trial, make(), f"{what} inputs after A"))
     return found
 
 
@@ -69,14 +68,14 @@ def _same_place(trial: Trial, first: Sample) -> list[Agreement | None]:
     moving = [new if role == "input" else None for new, role in zip(other.inputs, trial.subject.roles, strict=True)]
     back = [old if role == "input" else None for old, role in zip(first.inputs, trial.subject.roles, strict=True)]
     trial.rewrite(first, moving)
-    found: list[Agreement | None] = [agreement(trial, other, trial.run(first), "same pointer, new data")]
+    found: list[Agreement | None] = [_agreement(trial, other, trial.run(first), "same pointer, new data")]
     trial.rewrite(first, back)
-    return [*found, agreement(trial, first, trial.run(first), "same pointer, old data again")]
+    return [*found, _agreement(trial, first, trial.run(first), "same pointer, old data again")]
 
 
 def _new_place(trial: Trial, first: Sample) -> list[Agreement | None]:
     moved = trial.derive(first, "new pointer", _of_inputs(trial, clone_strided))
-    return [tried(trial, moved, "new pointer, same data")]
+    return [_tried(trial, moved, "new pointer, same data")]
 
 
 def _single_elements(trial: Trial, first: Sample) -> list[Agreement | None]:
@@ -88,7 +87,7 @@ def _single_elements(trial: Trial, first: Sample) -> list[Agreement | None]:
         if changed is None:
             return found
         trial.run(first)
-        found.append(tried(trial, changed, f"one element moved by {part:g} rms"))
+        found.append(_tried(trial, changed, f"one element moved by {part:g} rms"))
         trial.drop(changed)
         if found[-1] is not None and found[-1].problem:
             break
@@ -101,7 +100,7 @@ def _scribbled(trial: Trial, first: Sample) -> list[Agreement | None]:
     trial.child.call("scribble")
     again = trial.run(first)
     trial.child.call("drop", names=[])
-    return [agreement(trial, first, again, "after the caller overwrote its outputs")]
+    return [_agreement(trial, first, again, "after the caller overwrote its outputs")]
 
 
 def _soaked(trial: Trial, first: Sample) -> list[Agreement | None]:
@@ -111,7 +110,7 @@ def _soaked(trial: Trial, first: Sample) -> list[Agreement | None]:
     answer = trial.told(
         "soak", sets=[first.name, other.name], calls=trial.profile.soak, budget_s=budget_s, deadline_s=budget_s + 600
     )
-    return [tried(trial, fresh, f"new inputs after {int(answer['calls'])} calls")]
+    return [_tried(trial, fresh, f"new inputs after {int(answer['calls'])} calls")]
 
 
 def _aged(trial: Trial, first: Sample) -> list[Agreement | None]:
@@ -126,7 +125,7 @@ def _aged(trial: Trial, first: Sample) -> list[Agreement | None]:
     with trial.elsewhere() as fresh:
         results = [fresh.run(fresh.hand(sample)) for sample in (*flips[:1], other, first)]
     found = [
-        agreement(trial, sample, result, "in a fresh process") for sample, result in zip((other, first), results[-2:], strict=True)
+        _agreement(trial, sample, result, "in a fresh process") for sample, result in zip((other, first), results[-2:], strict=True)
     ]
     stuck = flips and all(_same(outputs, aged[0]) for outputs in aged[1:])
     if stuck and not _same(results[0].outputs, aged[0]):
