@@ -69,6 +69,7 @@ MAY_IMPORT = {
     "hardware": GROUND,
     "fleet": (*GROUND, "source", "recorded", "targets", "warm_up"),
     "view": GROUND,
+    "training": (*FLOW, "place", "targets", "view", "published"),
 }
 TOP = ("__init__", "__main__", "commands")  # may import everything
 
