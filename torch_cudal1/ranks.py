@@ -4,12 +4,14 @@
     search, and tells the entries ──> each other rank: "I can" or "I cannot, because" ──> one verdict: all use it, or all baseline
 
 Everything goes through the store that the process group was set up with: no collective is called, so none can hang, and none of the
-user's is disturbed. Each wait ends after `ranks_timeout_s`; what then counts is the first verdict in the store, which every rank
-reads, also one that comes later. After a meeting that not all came to, a process waits a second at the most until one succeeds.
+user's is disturbed. Each wait ends after `ranks_timeout_s`, and the one for the leader when it has given no sign of life for
+`ranks_heartbeat_s`; what then counts is the first verdict in the store, which every rank reads, also one that comes later. After a
+meeting that not all came to, a process waits a second at the most until one succeeds.
 
 The n-th binding of a rank meets the n-th bindings of the others. A rank that brings another graph is named in the log and in the
 report; ranks with equal graphs agree among themselves. Bytes of an entry from another rank are used, and not written to a cache.
-What it does not do: notice that ranks' weights or inputs differ, or keep them in step at later calls.
+What it does not do: notice that ranks' weights or inputs differ, or keep them in step at later calls. A store that falls silent
+between answer and verdict (its host was stopped just then) may leave one rank with its baseline and the others without.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import hashlib
 import itertools
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +30,7 @@ import torch.distributed as dist
 
 from torch_cudal1 import observe
 from torch_cudal1.place import Place
+from torch_cudal1.rank_line import Line
 from torch_cudal1.records import Entry, Miss, Region
 from torch_cudal1.source.cache import stale_reason
 from torch_cudal1.source.entry_file import decode_entry, encode_entry
@@ -46,6 +49,7 @@ _ALL, _USE = "all came", "use it"
 _numbers = itertools.count()
 _meeting = threading.RLock()  # bindings of two threads are two meetings, one after the other
 _kept_waiting = False
+_silent = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,15 @@ def agreed(
     store = _store() if place.settings.ranks_agree else None
     if store is None:
         return decide()[0]
+    global _silent
     with _meeting:
         try:
-            return _met(_Meeting(store, graphs, place), decide, follow)
-        except dist.DistError as error:  # the store's host is gone: the process group is about to fail too
-            observe.record("ranks", "disagreed", reason=f"{type(error).__name__}: {error}")
-            return Apart(f"the store of the process group failed: {error}")
+            found = _met(_Meeting(store, graphs, place), decide, follow)
+            _silent = False
+            return found
+        except dist.DistError as error:  # the store's host is gone or stopped: the process group is about to fail too
+            _silent = True
+            return _disagreed(f"the store of the process group failed: {error}")
 
 
 def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[Choice, ...]:
@@ -104,7 +111,8 @@ def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow
         return _disagreed(absent)
     if meeting.leads:
         try:
-            own, telling = decide()
+            with meeting.deciding():
+                own, telling = decide()
         except BaseException as error:
             meeting.tell(Apart(f"{type(error).__name__}"))
             raise
@@ -131,8 +139,9 @@ class _Meeting:
     """One agreement, seen from one rank."""
 
     def __init__(self, store: Any, graphs: Sequence[str], place: Place) -> None:
-        self._place, self._store = place, store
-        self._base = f"torch_cudal1/{next(_numbers)}"
+        self._place, self._heartbeat_s = place, place.settings.ranks_heartbeat_s
+        patience_s = min(self._heartbeat_s, _IMPATIENT_S) if _silent else self._heartbeat_s
+        self._line = Line(store, f"torch_cudal1/{next(_numbers)}", patience_s)
         self._graph = hashlib.sha256("|".join(graphs).encode()).hexdigest()
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
@@ -144,18 +153,22 @@ class _Meeting:
         """Whether this rank decides."""
         return self.rank == self._leader
 
+    def deciding(self) -> AbstractContextManager[None]:
+        """Leader: while this lasts the others see that it lives."""
+        return self._line.beating(f"beat/{self._leader}", self._heartbeat_s)
+
     def gather(self) -> str:
         """Wait for all ranks, and find those with the same graph. Why there is no agreement, "" if there may be one."""
         global _kept_waiting
         patience = self._place.settings.ranks_timeout_s
         patience = min(patience, _IMPATIENT_S) if _kept_waiting else patience
-        self._set(f"at/{self.rank}", self._graph)
-        came = self._wait([f"at/{rank}" for rank in range(self._size)], "closed", patience)
-        outcome = self._first("closed", _ALL if came else self._absent(patience))
+        self._line.set(f"at/{self.rank}", self._graph)
+        came = self._line.wait([f"at/{rank}" for rank in range(self._size)], "closed", patience)
+        outcome = self._line.first("closed", _ALL if came else self._absent(patience))
         _kept_waiting = outcome != _ALL
         if _kept_waiting:
             return outcome
-        graphs = [self._get(f"at/{rank}") for rank in range(self._size)]
+        graphs = [self._line.get(f"at/{rank}") for rank in range(self._size)]
         self._group = tuple(rank for rank, graph in enumerate(graphs) if graph == self._graph)
         self._leader = self._group[0]
         others = [rank for rank in range(self._size) if rank not in self._group]
@@ -172,23 +185,26 @@ class _Meeting:
         if (size := sum(map(len, bodies))) > _LIMIT_BYTES:
             telling = Apart(f"its entries have {size} bytes, at most {_LIMIT_BYTES} are handed to other ranks")
         if isinstance(telling, Apart):
-            self._set(f"told/{self._leader}", json.dumps({"apart": telling.reason}))
+            self._line.set(f"told/{self._leader}", json.dumps({"apart": telling.reason}))
             return telling
         body = json.dumps([base64.b64encode(data).decode() for data in bodies])
         chunks = [body[start : start + _CHUNK] for start in range(0, len(body), _CHUNK)]
         for number, chunk in enumerate(chunks):
-            self._set(f"bytes/{self._leader}/{number}", chunk)
-        self._set(f"told/{self._leader}", json.dumps({"runs": telling.runs, "note": telling.note, "chunks": len(chunks)}))
+            self._line.set(f"bytes/{self._leader}/{number}", chunk)
+        self._line.set(f"told/{self._leader}", json.dumps({"runs": telling.runs, "note": telling.note, "chunks": len(chunks)}))
         return telling
 
     def hear(self) -> Told | Apart | str:
         """Others: what the leader decided; a text says why it was not understood."""
-        if not self._wait([f"told/{self._leader}"], f"verdict/{self._leader}", self._deciding_s):
-            return f"rank {self._leader} told nothing within {self._deciding_s:g} s"
-        told = json.loads(self._get(f"told/{self._leader}"))
+        told_at, verdict, beat = (f"{name}/{self._leader}" for name in ("told", "verdict", "beat"))
+        if ended := self._line.wait_while_beating(told_at, verdict, beat, (self._heartbeat_s, self._deciding_s)):
+            return f"rank {self._leader} {ended} while the others waited for its decision"
+        if not self._line.has([told_at]):
+            return f"rank {self._leader} was given up before it told its decision"
+        told = json.loads(self._line.get(f"told/{self._leader}"))
         if "apart" in told:
             return Apart(f"rank {self._leader} decides, and has none: {told['apart']}")
-        body = "".join(self._get(f"bytes/{self._leader}/{number}") for number in range(told["chunks"]))
+        body = "".join(self._line.get(f"bytes/{self._leader}/{number}") for number in range(told["chunks"]))
         entries = [decode_entry(base64.b64decode(text)) for text in json.loads(body)]
         unread = next((entry for entry in entries if isinstance(entry, Miss)), None)
         if unread is not None:
@@ -213,12 +229,12 @@ class _Meeting:
     def settle(self, problem: str) -> str:
         """Answer, wait for the answers of the group, and the verdict: `_USE`, or why all take the baseline."""
         answers = [f"answer/{rank}" for rank in self._group]
-        self._set(f"answer/{self.rank}", problem or "yes")
+        self._line.set(f"answer/{self.rank}", problem or "yes")
         patience = self._place.settings.ranks_timeout_s
-        own = problem
-        if self._wait(answers, f"verdict/{self._leader}", patience):
-            own = next((answer for name in answers if (answer := self._get(name)) != "yes"), _USE)
-        verdict = self._first(f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s")
+        own = problem  # one that cannot is enough: nobody waits for the others' answers then
+        if not problem and self._line.wait(answers, f"verdict/{self._leader}", patience):
+            own = next((answer for name in answers if (answer := self._line.get(name)) != "yes"), _USE)
+        verdict = self._line.first(f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s")
         if verdict == _USE:
             observe.record("ranks", "agreed", ranks=self._group)
             if self.leads:
@@ -228,36 +244,13 @@ class _Meeting:
     def _forget_bytes(self) -> None:
         """Every member has answered, so has read: the store need not keep the entries."""
         number = 0
-        while self._has([f"bytes/{self._leader}/{number}"]):
-            self._store.delete_key(f"{self._base}/bytes/{self._leader}/{number}")
+        while self._line.has([f"bytes/{self._leader}/{number}"]):
+            self._line.forget(f"bytes/{self._leader}/{number}")
             number += 1
 
     def _absent(self, patience: float) -> str:
-        came = [rank for rank in range(self._size) if self._has([f"at/{rank}"])]
+        came = [rank for rank in range(self._size) if self._line.has([f"at/{rank}"])]
         return f"only ranks {came} of {self._size} came within {patience:g} s"
-
-    def _wait(self, names: Sequence[str], closed: str, patience: float) -> bool:
-        """Whether all of `names` are there before `patience` seconds are over, or `closed` is, which ends every wait."""
-        deadline, pause = time.monotonic() + patience, 0.001
-        while not (found := self._has(names)) and not self._has([closed]) and time.monotonic() < deadline:
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return found or self._has(names)
-
-    def _has(self, names: Sequence[str]) -> bool:
-        return bool(self._store.check([f"{self._base}/{name}" for name in names]))
-
-    def _get(self, name: str) -> str:
-        text: str = self._store.get(f"{self._base}/{name}").decode()
-        return text
-
-    def _set(self, name: str, value: str) -> None:
-        self._store.set(f"{self._base}/{name}", value)
-
-    def _first(self, name: str, value: str) -> str:
-        """What the first rank to come here set: of several proposals one wins, and everyone reads that one."""
-        won: str = self._store.compare_set(f"{self._base}/{name}", "", value).decode()
-        return won
 
 
 def _store() -> Any:

@@ -1,0 +1,55 @@
+"""A leading rank that decides for as long as its stdin lets it; `test_rank_line` kills and stops it meanwhile.
+
+Run as `python -m tests.rank_leader PORT HEARTBEAT_S`; port 0: it hosts the store itself.
+It prints the port, "deciding", and the outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_cudal1 import ranks
+from torch_cudal1.place import Place, place_for
+from torch_cudal1.ranks import Apart, Told
+from torch_cudal1.settings import Settings
+
+
+def become(rank: int, store: Any) -> None:
+    """Let this process be a rank of two, without a process group."""
+    ranks._store = lambda: store
+    ranks._numbers = itertools.count()
+    ranks.dist.get_rank = lambda: rank
+    ranks.dist.get_world_size = lambda: 2
+
+
+def place(heartbeat_s: float, cache_dir: Path) -> Place:
+    """Where nothing is looked up."""
+    return place_for(torch.device("cpu"), Settings(ranks_heartbeat_s=heartbeat_s, ranks_timeout_s=120.0, cache_dir=cache_dir))
+
+
+def main(port: int, heartbeat_s: float) -> None:
+    hosts = port == 0
+    store = dist.TCPStore("127.0.0.1", port, None, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=120))
+    print(store.port, flush=True)
+    become(0, store)
+
+    def decide() -> tuple[str, Told]:
+        print("deciding", flush=True)
+        sys.stdin.readline()
+        return "decided", Told("eager")
+
+    here = place(heartbeat_s, Path("no-such-folder"))
+    outcome = ranks.agreed(["graph"], here, decide=decide, follow=lambda told: "followed")
+    print(json.dumps(outcome.reason if isinstance(outcome, Apart) else outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
