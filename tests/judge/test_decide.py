@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, choose_baseline, conservative, decide, score, surprising
+from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, choose_baseline, conservative, decide, paper_score, score, surprising
 from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict
@@ -130,3 +130,15 @@ def test_the_fastest_baseline_wins_and_ties_go_to_the_simpler(medians: dict[str,
 def test_no_baseline_is_an_error() -> None:
     with pytest.raises(ValueError, match="eager"):
         choose_baseline({})
+
+
+def test_the_relative_rule_asks_the_same_of_every_speedup() -> None:
+    spread = (0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.03)
+    assert paper_score(spread, relative=True) == 1.0
+    assert paper_score([50 * each for each in spread], relative=True) == 50.0
+    assert isinstance(paper_score([50 * each for each in (0.8, 0.9, 1, 1, 1, 1.1, 1.2)], relative=True), Unstable)
+
+
+def test_every_number_of_two_decimals_stays_as_it_is() -> None:
+    for cents in range(1, 5_000):
+        assert conservative(cents / 100) == cents / 100

@@ -70,9 +70,9 @@ def agree(first: PairedSummary, second: PairedSummary) -> bool:
     return higher.speedup <= lower.speedup * (1 + _AGREE) or higher.low <= lower.high
 
 
-def paper_variance(summary: PairedSummary) -> float:
+def paper_variance(means: Sequence[float]) -> float:
     """Variance (n - 1) of the seven bucket means: CUDA-L1 discards a measurement above 0.005. The paper leaves the divisor open."""
-    return statistics.variance(summary.means)
+    return statistics.variance(means)
 
 
 def _middle(ratios: torch.Tensor) -> torch.Tensor:

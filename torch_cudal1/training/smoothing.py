@@ -1,0 +1,94 @@
+"""Reward smoothing and advantages (CUDA-L1 paper, section 3.2 and equation 6): pure functions of rewards.
+
+Standardising inside a group undoes any affine map, so of the smoothing only its clip acts, only where a group has at least three
+distinct rewards, and only with a pool wider than the group. It does not bound advantages: a lone winner keeps (G - 1) / sqrt(G).
+Hence it is no defence against cheats by itself. `clip_advantage` does bound them; the paper has no such clip, so it is off.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+__all__ = ["Moments", "Pool", "Smoothing", "advantages", "smooth"]
+
+Pool: TypeAlias = Literal["running", "batch", "group"]
+_EPSILON = 1e-4  # added to the group's deviation, as TRL does
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """How rewards become what is standardised.
+
+    `pool`: whose mean and deviation: of all rewards before this batch (so that a cheat's reward does not widen its own bound; the
+    first batch has its own), of this batch of groups, or of the group alone. The paper leaves it open. `clip`: the bound k in
+    deviations (1.5 in the paper); None: rewards stay as they are. `clip_advantage`: see the module.
+    """
+
+    pool: Pool = "running"
+    clip: float | None = 1.5
+    clip_advantage: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool not in get_args(Pool):
+            raise ValueError(f"pool {self.pool!r}; expected one of {get_args(Pool)}")
+        for name in ("clip", "clip_advantage"):
+            bound = getattr(self, name)
+            if bound is not None and not bound > 0:
+                raise ValueError(f"{name} is {bound!r}; expected a number of deviations above 0, or None")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared differences of all rewards so far (Welford): what a checkpoint keeps of the running pool."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def with_rewards(self, rewards: Iterable[float]) -> Moments:
+        """The moments with more rewards in them."""
+        now = self
+        for reward in rewards:
+            count = now.count + 1
+            mean = now.mean + (reward - now.mean) / count
+            now = replace(now, count=count, mean=mean, squares=now.squares + (reward - now.mean) * (reward - mean))
+        return now
+
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation, 0 for fewer than two."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+def smooth(groups: Sequence[Sequence[float]], how: Smoothing, moments: Moments) -> tuple[list[list[float]], Moments]:
+    """Clipped standard scores of every group's rewards, and the running moments with this batch in them.
+
+    A pool without spread yields zeros: its rewards tell nothing apart.
+    """
+    batch = [reward for group in groups for reward in group]
+    after = moments.with_rewards(batch)
+    if how.clip is None:
+        return [list(group) for group in groups], after
+    if how.pool == "group":
+        return [_clipped(group, Moments().with_rewards(group), how.clip) for group in groups], after
+    pool = moments if how.pool == "running" and moments.deviation else Moments().with_rewards(batch)
+    return [_clipped(group, pool, how.clip) for group in groups], after
+
+
+def advantages(rewards: Sequence[float], how: Smoothing | None = None) -> list[float]:
+    """Rewards of one group, standardised in it (GRPO, equation 4); clipped afterwards if `how` says so."""
+    mean = statistics.fmean(rewards)
+    deviation = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    found = [(reward - mean) / (deviation + _EPSILON) for reward in rewards]
+    bound = None if how is None else how.clip_advantage
+    return found if bound is None else [max(-bound, min(bound, each)) for each in found]
+
+
+def _clipped(group: Sequence[float], pool: Moments, bound: float) -> list[float]:
+    if not pool.deviation:
+        return [0.0] * len(group)
+    return [max(-bound, min(bound, (reward - pool.mean) / pool.deviation)) for reward in group]
