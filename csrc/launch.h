@@ -53,8 +53,8 @@ struct Driver {  // addresses in libcuda, the primary context of the plan's devi
   GraphApi graphs;  // all or none
 };
 
-// A value that does not fit; becomes a ValueError at the boundary. A type of our own, because an exception of LibTorch's that is
-// thrown here need not be the one that LibTorch's macros catch when another compiler built LibTorch.
+// A value that does not fit; becomes a ValueError at the boundary. Its text is put together without streams: c10::str, and with it every
+// TORCH_CHECK that prints values, crashed here on one machine (torch 2.11, Python 3.12, g++ 13), for a reason that was not found.
 struct WrongValue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -3,6 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
+#include <string>
+
 #include "fresh.h"
 
 namespace cudal1 {
@@ -53,7 +55,8 @@ void AtenStep::run(Values& values, torch::jit::Stack& stack) const {
   if (list) {
     const c10::List<at::Tensor> results = stack.back().toTensorList();
     if (results.size() != outs.size())
-      throw WrongValue(c10::str(op.operator_name(), " yields ", results.size(), " tensors, the plan has ", outs.size()));
+      throw WrongValue(op.operator_name().name + " yields " + std::to_string(results.size()) + " tensors, the plan has " +
+                       std::to_string(outs.size()));
     for (size_t i = 0; i < outs.size(); ++i) values[outs[i]] = results.get(i);
   } else {
     for (size_t i = 0; i < outs.size(); ++i) values[outs[i]] = std::move(stack[i]);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "fresh.h"
 #include "gil.h"
@@ -75,9 +76,15 @@ PyTypeObject* replay_type = nullptr;
 // Bytes from the first element to the last, gaps included. Copying them copies a tensor of any strides to one of the same strides.
 size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
 
+std::string shape_text(const at::Tensor& t) {
+  std::string text = "[";
+  for (const int64_t size : t.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
 void copy(const GraphDriver& driver, const at::Tensor& to, const at::Tensor& from, void* stream) {
   if (to.sizes() != from.sizes())
-    throw WrongValue(c10::str("an input of shape ", from.sizes(), ", the graph was captured for ", to.sizes()));
+    throw WrongValue("an input of shape " + shape_text(from) + ", the graph was captured for " + shape_text(to));
   const size_t bytes = extent(to);
   const bool alike = to.dtype() == from.dtype() && to.strides() == from.strides() && to.device() == from.device();
   if (!alike || bytes > 2 * to.nbytes()) {  // mostly gaps: element by element

@@ -1,8 +1,9 @@
 // Timer(addresses, device_index, fail): times calls in the order of a schedule, with clocks that Python code cannot replace.
 //
-// timer.run(calls, schedule, flush) calls calls[i] for each i of the schedule and returns a tuple for each:
+// timer.run(calls, schedule, flush, repeats) calls calls[i] for each i of the schedule and returns a tuple for each:
 //   (i, wall_us, host_us, device_us)
-// host_us: until the call returned; wall_us: until every stream of the context was joined; device_us: between two events around the
+// With repeats, calls[i] is called repeats[i] times in one sample, back to back, and the times are of them all; what each but the
+// last returns dies at once, as in a loop that throws results away. host_us: until the (last) call returned; wall_us: until every stream of the context was joined; device_us: between two events around the
 // call on PyTorch's current stream (None on the CPU, where wall_us is host_us). Before each call the whole device is joined, after
 // `flush` = (address, bytes) was overwritten if given: that pushes everything else out of the L2 cache. Results of a call die after
 // its clock has stopped. Work that a call leaves on other streams shows as wall_us without device_us.
@@ -96,15 +97,30 @@ void joined(const Clock& clock) {
   must("cuCtxSynchronize", result);
 }
 
-Sample on_cpu(PyObject* call, Py_ssize_t index) {
-  const int64_t begin = now_ns();
-  THPObjectPtr kept(PyObject_CallNoArgs(call));
-  const double us = static_cast<double>(now_ns() - begin) / 1e3;
-  if (!kept) throw python_error();
-  return {index, us, us, -1.0};
+// What to call, its number, and how often in one sample.
+struct Timed {
+  PyObject* call;
+  Py_ssize_t index, repeats;
+};
+
+// The result of the last call; null after a Python exception.
+THPObjectPtr called(const Timed& timed) {
+  for (Py_ssize_t i = 1; i < timed.repeats; ++i) {
+    const THPObjectPtr dies(PyObject_CallNoArgs(timed.call));
+    if (!dies) return THPObjectPtr(nullptr);
+  }
+  return THPObjectPtr(PyObject_CallNoArgs(timed.call));
 }
 
-Sample on_device(const Timer* self, PyObject* call, Py_ssize_t index, const Flush& flush) {
+Sample on_cpu(const Timed& timed) {
+  const int64_t begin = now_ns();
+  const THPObjectPtr kept = called(timed);
+  const double us = static_cast<double>(now_ns() - begin) / 1e3;
+  if (!kept) throw python_error();
+  return {timed.index, us, us, -1.0};
+}
+
+Sample on_device(const Timer* self, const Timed& timed, const Flush& flush) {
   const Clock& clock = *self->clock;
   const Inside inside(clock);
   void* stream = nullptr;
@@ -113,7 +129,7 @@ Sample on_device(const Timer* self, PyObject* call, Py_ssize_t index, const Flus
   joined(clock);
   const int64_t begin = now_ns();
   must("cuEventRecord", clock.record(clock.begin, stream));
-  THPObjectPtr kept(PyObject_CallNoArgs(call));
+  const THPObjectPtr kept = called(timed);
   const int64_t returned = now_ns();
   if (!kept) throw python_error();
   must("cuEventRecord", clock.record(clock.end, stream));
@@ -121,7 +137,8 @@ Sample on_device(const Timer* self, PyObject* call, Py_ssize_t index, const Flus
   const int64_t end = now_ns();
   float ms = 0.0F;
   must("cuEventElapsedTime", clock.elapsed(&ms, clock.begin, clock.end));
-  return {index, static_cast<double>(end - begin) / 1e3, static_cast<double>(returned - begin) / 1e3, 1e3 * static_cast<double>(ms)};
+  const double host_us = static_cast<double>(returned - begin) / 1e3;
+  return {timed.index, static_cast<double>(end - begin) / 1e3, host_us, 1e3 * static_cast<double>(ms)};
 }
 
 PyObject* as_tuple(const Sample& sample) {
@@ -129,12 +146,12 @@ PyObject* as_tuple(const Sample& sample) {
   return Py_BuildValue("(nddd)", sample.call, sample.wall_us, sample.host_us, sample.device_us);
 }
 
-PyObject* run(Timer* self, PyObject* calls, const std::vector<Py_ssize_t>& schedule, const Flush& flush) {
+PyObject* run(Timer* self, const std::vector<Timed>& calls, const std::vector<Py_ssize_t>& schedule, const Flush& flush) {
   std::vector<Sample> samples;
   samples.reserve(schedule.size());
   for (const Py_ssize_t index : schedule) {
-    PyObject* call = PyTuple_GET_ITEM(calls, index);
-    samples.push_back(self->clock->context == nullptr ? on_cpu(call, index) : on_device(self, call, index, flush));
+    const Timed& timed = calls[static_cast<size_t>(index)];
+    samples.push_back(self->clock->context == nullptr ? on_cpu(timed) : on_device(self, timed, flush));
     if (PyErr_CheckSignals() != 0) throw python_error();
   }
   THPObjectPtr list(PyList_New(0));
@@ -160,21 +177,36 @@ bool read_schedule(PyObject* given, Py_ssize_t calls, std::vector<Py_ssize_t>& s
   return true;
 }
 
-// run(calls: tuple of callables without arguments, schedule: sequence of int, flush: (address, bytes) or None)
+// What is called: a tuple of callables without arguments, and for each how often in one sample (null: once).
+bool read_calls(PyObject* calls, PyObject* repeats, std::vector<Timed>& timed) {
+  if (repeats != nullptr && PyTuple_GET_SIZE(repeats) != PyTuple_GET_SIZE(calls))
+    return PyErr_Format(PyExc_ValueError, "%zd repeats for %zd calls", PyTuple_GET_SIZE(repeats), PyTuple_GET_SIZE(calls)), false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); ++i) {
+    PyObject* call = PyTuple_GET_ITEM(calls, i);
+    if (!PyCallable_Check(call)) return PyErr_Format(PyExc_TypeError, "call %zd is not callable", i), false;
+    const Py_ssize_t often = repeats == nullptr ? 1 : PyLong_AsSsize_t(PyTuple_GET_ITEM(repeats, i));
+    if (PyErr_Occurred()) return false;
+    if (often < 1) return PyErr_Format(PyExc_ValueError, "call %zd is to be called %zd times, expected at least 1", i, often), false;
+    timed.push_back({call, i, often});
+  }
+  return true;
+}
+
+// run(calls: tuple of callables, schedule: sequence of int, flush: (address, bytes) or None, repeats: tuple of int)
 PyObject* timer_run(PyObject* object, PyObject* args) {
   HANDLE_TH_ERRORS
   auto* self = reinterpret_cast<Timer*>(object);
-  PyObject *calls, *order, *flushed = Py_None;
-  if (!PyArg_ParseTuple(args, "O!O|O", &PyTuple_Type, &calls, &order, &flushed)) return nullptr;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); ++i)
-    if (!PyCallable_Check(PyTuple_GET_ITEM(calls, i))) return PyErr_Format(PyExc_TypeError, "call %zd is not callable", i), nullptr;
+  PyObject *calls, *order, *flushed = Py_None, *repeats = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O|OO!", &PyTuple_Type, &calls, &order, &flushed, &PyTuple_Type, &repeats)) return nullptr;
+  std::vector<Timed> timed;
+  if (!read_calls(calls, repeats, timed)) return nullptr;
   std::vector<Py_ssize_t> schedule;
   if (!read_schedule(order, PyTuple_GET_SIZE(calls), schedule)) return nullptr;
   unsigned long long address = 0;
   Py_ssize_t bytes = 0;
   if (flushed != Py_None && !PyArg_ParseTuple(flushed, "Kn", &address, &bytes)) return nullptr;
   try {
-    return run(self, calls, schedule, {address, static_cast<size_t>(bytes)});
+    return run(self, timed, schedule, {address, static_cast<size_t>(bytes)});
   } catch (const Failed& failed) {
     THPObjectPtr ignored(PyObject_CallFunction(self->fail, "si", failed.call, failed.result));
     if (ignored) PyErr_SetString(PyExc_RuntimeError, "the driver failed, and its explanation raised nothing");
@@ -244,7 +276,7 @@ void timer_dealloc(PyObject* object) {
 }
 
 PyMethodDef timer_methods[] = {
-    {"run", timer_run, METH_VARARGS, "run(calls, schedule, flush=None) -> [(call, wall_us, host_us, device_us or None), ...]"},
+    {"run", timer_run, METH_VARARGS, "run(calls, schedule, flush=None, repeats=all 1) -> [(call, wall_us, host_us, device_us or None), ...]"},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot timer_slots[] = {

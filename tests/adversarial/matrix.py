@@ -81,7 +81,11 @@ def _made(jobs: list[Job], options: argparse.Namespace) -> Iterator[Line]:
     with ProcessPoolExecutor(options.jobs, get_context("spawn"), _open, (options.device, options.fresh)) as pool:
         running = [pool.submit(_judged, job, options.profile) for job in jobs]
         for number, future in enumerate(as_completed(running), 1):
-            line = future.result()
+            try:
+                line = future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # or it would judge all the others first, and say nothing
+                raise
             print(f"{number}/{len(jobs)} {time.monotonic() - began:.0f}s", line["side"], line["case"], *line["failed"], flush=True)
             yield line
 
@@ -99,24 +103,22 @@ def _judged(job: Job, profile: Profile | None) -> Line:
     case, side, repeat = job
     (_, made), files = _benches
     file: CaseFile = files[case]
-    asked = profile or file.case.first_profile
+    profile = profile or file.case.first_profile
     began = time.monotonic()
     try:
-        checks = made.judge(file, side, asked, to_the_end=True)
+        checks = made.judge(file, side, profile, to_the_end=True)
     except TooBusy as error:
         checks = [Check("too busy to time", False, detail=str(error))]
     failed = failures(checks)
     details = {check.name: check.detail for check in reversed(checks) if not check.passed}
     seconds = round(time.monotonic() - began, 2)
-    line: Line = {
-        "case": case,
-        "side": side,
-        "repeat": repeat,
-        "profile": asked,
-        "expected": file.case.expected,
-        "seconds": seconds,
+    line: Line = {"case": case, "side": side, "repeat": repeat, "profile": profile}
+    line |= {"expected": file.case.expected, "seconds": seconds}
+    aside = {
+        check.name: check.detail for check in checks if check.passed and check.detail.startswith(("not applicable", "could not"))
     }
-    return line | {"seconds": seconds, "failed": failed, "details": details, "asked": sorted({check.name for check in checks})}
+    asked = sorted({check.name for check in checks})
+    return line | {"failed": failed, "details": details, "aside": aside, "asked": asked}
 
 
 def _told(lines: list[Line], known: dict[str, CaseFile]) -> int:

@@ -155,3 +155,5 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
         assert not child.usable
         with pytest.raises(CandidateFailure, match="given up"):
             child.call("run")
+        with pytest.raises(CandidateFailure, match="given up"):  # its scratch folder may be gone
+            child.new_file()

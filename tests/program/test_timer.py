@@ -47,6 +47,24 @@ def test_results_die_after_the_clock_has_stopped():
     assert wall < 40_000
 
 
+def test_a_sample_of_several_calls_is_the_time_of_them_all_and_holds_one_result():
+    alive, most = [0], [0]
+
+    class Result:
+        def __init__(self) -> None:
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            time.sleep(0.002)
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    ((_, many, _, _), (_, one, _, _)) = timer(CPU).run((Result, time.time), [0, 1], None, (5, 1))
+    assert many >= 10_000
+    assert one < many
+    assert (alive, most) == ([0], [1])
+
+
 def test_what_a_call_raises_is_the_caller_s():
     def broken() -> None:
         raise KeyError("mine")
@@ -65,6 +83,10 @@ def test_what_a_call_raises_is_the_caller_s():
         (((3,), [0]), TypeError),
         (([print], [0]), TypeError),
         (((print,), [0], (1,)), TypeError),
+        (((print,), [0], None, ()), ValueError),
+        (((print,), [0], None, (0,)), ValueError),
+        (((print,), [0], None, ("x",)), TypeError),
+        (((print,), [0], None, [1]), TypeError),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(arguments: Any, error: type[Exception]):

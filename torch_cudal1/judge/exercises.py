@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge import timing
 from torch_cudal1.judge.channel import load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.modules import ModuleRunner
 from torch_cudal1.judge.properties import describe
 
@@ -77,7 +77,7 @@ def _soak(session: Session, request: Request) -> Answer:
         while calls < int(request["calls"]) and time.monotonic() < ends:
             run(sets[calls % len(sets)])
             calls += 1
-    timing.synchronise(session.device)
+    synchronise(session.device)
     return {"calls": calls}
 
 
@@ -116,7 +116,7 @@ def _reenter(session: Session, request: Request) -> Answer:
     calls = max(1, int(request["calls"]) // len(jobs))
     for run, inputs in jobs:  # what a first call sets up is no part of this
         run(inputs)
-    timing.synchronise(session.device)
+    synchronise(session.device)
     with ThreadPoolExecutor(len(jobs)) as pool:
         found = list(pool.map(lambda job: _called_alone(job[0], job[1], calls, session.device), jobs))
     flat = [out for results in found for outputs in results for out in outputs]

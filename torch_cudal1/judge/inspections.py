@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torch_cudal1.judge import timing
 from torch_cudal1.judge.bands import Bands, Fences
+from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.rawcopy import raw_tensors, refuse_lazy
 from torch_cudal1.judge.surroundings import stir, surroundings
 from torch_cudal1.judge.transport import read_program
@@ -64,7 +64,7 @@ def _poisoned(session: Session, request: Request) -> Answer:
     with fill as control, torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
         refuse_lazy(outputs)
-        timing.synchronise(session.device)
+        synchronise(session.device)
     return {"layout": raw_tensors(outputs, Path(request["path"])), "control": control}
 
 
@@ -136,7 +136,7 @@ def _banded(session: Session, request: Request) -> Answer:
     with torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
     refuse_lazy(outputs)
-    timing.synchronise(device)
+    synchronise(device)
     layout = raw_tensors(outputs, Path(request["path"]))
     return {
         "layout": layout,
@@ -204,7 +204,7 @@ def _many(session: Session, request: Request) -> Answer:
     with torch.no_grad():
         for _ in range(int(request["calls"])):
             run(inputs)
-    timing.synchronise(session.device)
+    synchronise(session.device)
     gc.collect()
     return _usage(session, request)
 

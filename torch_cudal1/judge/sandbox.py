@@ -34,6 +34,7 @@ from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import Channel
 from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
 from torch_cudal1.judge.limits import Limits, limits_for
+from torch_cudal1.judge.nursery import Forked, Nursery
 from torch_cudal1.judge.reach import environment
 from torch_cudal1.judge.rights import flags_for
 from torch_cudal1.judge.start import end, launch, make_scratch, plan_for
@@ -59,13 +60,16 @@ class CandidateFailure(SandboxError):
 class Child:
     """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
 
-    def __init__(self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = "") -> None:
+    def __init__(
+        self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = "", nursery: Nursery | None = None
+    ) -> None:
         """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
 
         `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
-        `worker`: the module that serves in it, the judge's own by default.
+        `worker`: the module that serves in it, the judge's own by default. `nursery`: what forks it, if anything.
         """
         self.limits = limits
+        self._nursery = nursery
         self._under, self._worker = tuple(under), worker or WORKER
         self.confinement = _confinement(limits)
         try:
@@ -84,7 +88,7 @@ class Child:
         self.usable = True  # False once it hung, died or broke the protocol
         self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
         self.canaries = Canaries()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._channel: Channel | None = None
         try:
             self._start()
@@ -106,7 +110,9 @@ class Child:
         return self._process.pid
 
     def new_file(self) -> Path:
-        """A fresh path in the scratch folder for tensors, which both sides may write."""
+        """A fresh path in the scratch folder for tensors, which both sides may write. Raises CandidateFailure after the end."""
+        if not self.usable:
+            raise CandidateFailure("file", "the process was given up earlier", "resource")
         self._files += 1
         path = self.scratch / f"{self._files}.safetensors"
         if self.confinement.uid != os.getuid():
@@ -180,7 +186,8 @@ class Child:
         self._channel = Channel(ours)
         command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
         try:
-            self._process = launch(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
+            start = launch if self._nursery is None else self._nursery.launch
+            self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
             theirs.close()
 

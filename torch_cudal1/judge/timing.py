@@ -1,4 +1,4 @@
-"""The one clock: samples of callables in this process, one alone, two in pairs, or several in turn.
+"""Samples of callables in this process by `judge.clock`, one alone, two in pairs, or several in turn.
 
 It runs in any process: the judge's child, the user's process for the end-to-end gate, and the benchmarks. A sample is the mean
 time of one call, in microseconds of wall time, host work included, every stream of the device joined at its end. *Cold* (CUDA
@@ -13,13 +13,13 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torch_cudal1.judge.clock import Call, clock_of
 from torch_cudal1.judge.profiles import TimingPlan
 
 __all__ = [
@@ -34,12 +34,10 @@ __all__ = [
     "interleave",
     "look",
     "sample_bucket",
-    "synchronise",
     "temperatures",
     "warm",
 ]
 
-Call: TypeAlias = Callable[[], object]
 L2: TypeAlias = Literal["cold", "hot"]
 Sink: TypeAlias = deque[object]
 _ROUNDS, _FEWEST_ROUNDS = 30, 3
@@ -50,9 +48,8 @@ _SAME_COST = 1.25  # sides whose costs are this near get the same number of call
 _WARM_CALLS = 3
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
 _WARM_S = 0.2
-_FLUSH_BYTES = 256 << 20
-_EVENTS = 10
-_SYNC_SLACK_US = 5.0  # jitter of a host round trip
+_EVENTS, _LOOKS = 10, 3
+_SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
 
 
 @dataclass(frozen=True)
@@ -83,19 +80,13 @@ class Batch:
 class Side:
     """Times of one side apart, medians in microseconds; None on the CPU, which has no device clock.
 
-    `host_us`: until the call returns. `device_us`: between events around it, cold. `sync_ratio`: device time with every stream
-    joined before the last event over the time without; well above 1 means work on a stream that the events do not see.
+    `host_us`: until the call returns. `device_us`: between events around it, cold. `sync_ratio`: time until every stream is joined
+    over the time between the events; well above 1 means work on a stream that the events do not see.
     """
 
     host_us: float
     device_us: float | None = None
     sync_ratio: float | None = None
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for everything on the device, every stream; nothing to do on the CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
@@ -133,27 +124,32 @@ def sample_bucket(
 
     `kept` receives what the calls of b return (a deque with a length keeps the last ones); otherwise results die at once.
     """
-    nowhere: Sink = deque(maxlen=0)
-    sides = ((run_a, batch.calls[0], nowhere), (run_b, batch.calls[1], nowhere if kept is None else kept))
-    samples: list[tuple[float, float]] = []
-    while len(samples) < batch.pairs:
-        first = random.random() < 0.5
-        orders = (first, not first) if batch.order == "abba" else (first,)
-        for a_leads in orders[: batch.pairs - len(samples)]:
-            ordered = sides if a_leads else sides[::-1]
-            one, other = (_sample(run, calls, device, batch.l2, sink) for run, calls, sink in ordered)
-            samples.append((one, other) if a_leads else (other, one))
-    return samples
+    runs = (run_a, run_b) if kept is None else (_into(deque(maxlen=0), run_a), _into(kept, run_b))
+    sides = _order(batch)
+    cold = batch.l2 == "cold" and device.type == "cuda"
+    schedule = [side for side in sides for _ in range(batch.calls[side])] if cold else sides
+    readings = iter(clock_of(device).read(runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls))
+    costs = [sum(next(readings).wall_us for _ in range(batch.calls[side] if cold else 1)) / batch.calls[side] for side in sides]
+    pairs = zip(sides[::2], costs[::2], costs[1::2], strict=True)
+    return [(one, other) if leads == 0 else (other, one) for leads, one, other in pairs]
+
+
+def _order(batch: Batch) -> list[int]:
+    """Which side each sample is of: two for a pair, in blocks of A B B A or B A A B."""
+    leads: list[int] = []
+    while len(leads) < batch.pairs:
+        first = random.getrandbits(1)
+        leads += (first, 1 - first) if batch.order == "abba" else (first,)
+    return [side for first in leads[: batch.pairs] for side in (first, 1 - first)]
+
+
+def _into(sink: Sink, run: Call) -> Call:
+    return lambda: sink.append(run())
 
 
 def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     """Microseconds of `calls` calls back to back, joined once; what they return goes to `sink`."""
-    synchronise(device)
-    start = time.perf_counter_ns()
-    for _ in range(calls):
-        sink.append(run())
-    synchronise(device)
-    return (time.perf_counter_ns() - start) / 1e3
+    return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
 def interleave(runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0) -> dict[str, list[float]]:
@@ -177,54 +173,35 @@ def look(run: Call, device: torch.device) -> Side:
     host_us = host_time_us(run, device)
     if device.type != "cuda":
         return Side(host_us)
-    own, joined = _event_times(run, device)
-    _, overhead = _event_times(lambda: None, device)
-    hidden = max(0.0, joined - overhead - own - _SYNC_SLACK_US)
-    return Side(host_us, device_time_us(run, device), 1 + hidden / max(own, 1e-3))
+    ratio = math.inf
+    for _ in range(_LOOKS):  # a process beside this one can only raise it, work on another stream is there every time
+        ratio = min(ratio, _sync_ratio(run, device))
+        if ratio < _SYNC_SURE:
+            break
+    return Side(host_us, device_time_us(run, device), ratio)
 
 
 def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
     """Median microseconds until a call returns, on an idle device; its device work is not waited for."""
     samples: list[float] = []
+    clock = clock_of(device)
     while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
-        synchronise(device)
-        start = time.perf_counter_ns()
-        kept = run()
-        samples.append((time.perf_counter_ns() - start) / 1e3)
-        del kept
+        samples += (reading.host_us for reading in clock.read((run,), (0,)))
     return statistics.median(samples)
 
 
 def device_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
     """Median microseconds between two events around a call with a cold L2 cache; 0.0 on the CPU, which has no device clock."""
-    if device.type != "cuda":
-        return 0.0
-    return statistics.median(_between_events(run, device, cold=True, join=False) for _ in range(calls))
+    readings = clock_of(device).read((run,), [0] * calls, cold=True) if device.type == "cuda" else []
+    return statistics.median([reading.device_us or 0.0 for reading in readings] or [0.0])
 
 
-def _event_times(run: Call, device: torch.device) -> tuple[float, float]:
-    """Medians without and with a device-wide join before the last event, taken in random order (after CUDA-L2's defence)."""
-    samples: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(_EVENTS):
-        for join in random.sample((False, True), 2):
-            samples[join].append(_between_events(run, device, cold=False, join=join))
-    return statistics.median(samples[False]), statistics.median(samples[True])
-
-
-def _between_events(run: Call, device: torch.device, *, cold: bool, join: bool) -> float:
-    if cold:
-        _flush(device)
-    else:
-        torch.cuda.synchronize(device)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    kept = run()
-    if join:
-        torch.cuda.synchronize(device)
-    end.record()
-    torch.cuda.synchronize(device)
-    del kept
-    return float(start.elapsed_time(end)) * 1e3
+def _sync_ratio(run: Call, device: torch.device) -> float:
+    """After CUDA-L2's defence: a call and nothing at all in random order, each until its last event and until every stream's."""
+    readings = clock_of(device).read((run, lambda: None), random.sample([0, 1] * _EVENTS, 2 * _EVENTS))
+    own = statistics.median(reading.device_us or 0.0 for reading in readings if reading.call == 0)
+    joins = [statistics.median(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call) for call in (0, 1)]
+    return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(own, 1e-3)
 
 
 def _calls(side: Warm, sample_us: float, l2: L2) -> int:
@@ -234,33 +211,9 @@ def _calls(side: Warm, sample_us: float, l2: L2) -> int:
     return max(1, min(_MOST_CALLS, math.ceil(calls)))
 
 
-def _sample(run: Call, calls: int, device: torch.device, l2: L2 = "cold", kept: Sink | None = None) -> float:
-    """Mean microseconds of one call out of `calls`; results die as they would in a loop that throws them away, unless kept."""
-    sink: Sink = deque(maxlen=0) if kept is None else kept
-    if l2 == "cold" and device.type == "cuda":
-        return _sample_cold(run, calls, device, sink)
-    return batch_us(run, calls, device, sink) / calls
-
-
-def _sample_cold(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
-    total = 0
-    for _ in range(calls):
-        _flush(device)
-        torch.cuda.synchronize(device)
-        start = time.perf_counter_ns()
-        result = run()
-        torch.cuda.synchronize(device)
-        total += time.perf_counter_ns() - start
-        sink.append(result)
-        del result
-    return total / calls / 1e3
-
-
-def _flush(device: torch.device) -> None:
-    _flush_buffer(device).zero_()
-
-
-@cache
-def _flush_buffer(device: torch.device) -> torch.Tensor:
-    size = max(_FLUSH_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
-    return torch.empty(size, dtype=torch.uint8, device=device)
+def _sample(run: Call, calls: int, device: torch.device) -> float:
+    """Mean microseconds of one call out of `calls`: each by itself on a cold cache on CUDA, back to back on the CPU."""
+    clock = clock_of(device)
+    if device.type == "cuda":
+        return statistics.fmean(reading.wall_us for reading in clock.read((run,), [0] * calls, cold=True))
+    return clock.read((run,), (0,), repeats=(calls,))[0].wall_us / calls

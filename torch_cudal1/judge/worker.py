@@ -22,6 +22,7 @@ import torch
 from torch_cudal1.errors import Cudal1Error, SandboxError
 from torch_cudal1.judge import exercises, inspections, rights, timing
 from torch_cudal1.judge.channel import Channel, load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
 from torch_cudal1.judge.properties import describe
@@ -147,7 +148,7 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     with torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
     refuse_lazy(outputs)
-    timing.synchronise(session.device)
+    synchronise(session.device)
     session.first_us.setdefault(request["slot"], (time.perf_counter() - started) * 1e6)
     layout = raw_tensors(outputs, Path(request["path"]))
     facts = describe(outputs, inputs, session.held)

@@ -1,8 +1,8 @@
 """The C++ timer (csrc/timer.cpp): calls in the order of a schedule, between clocks that no Python code can replace or reach.
 
-`timer(device)` makes one. `timer.run(calls, schedule, flush)` calls `calls[i]` for each i of `schedule` and returns for each
-`(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call returned, and between two events
-around it on the current stream (None on the CPU). Before each call the device is joined, after `flush`, an (address, bytes) of
+`timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]` (`repeats[i]` times, back to back) for each
+i of `schedule` and returns for each `(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
+returned, and between two events around it on the current stream (None on the CPU). Before each call the device is joined, after `flush`, an (address, bytes) of
 device memory, was overwritten. It takes no medians, warms nothing up and decides nothing.
 """
 
@@ -23,7 +23,12 @@ class Timer(Protocol):
     """`_native.Timer`."""
 
     def run(
-        self, calls: tuple[Callable[[], Any], ...], schedule: Sequence[int], flush: tuple[int, int] | None = None, /
+        self,
+        calls: tuple[Callable[[], Any], ...],
+        schedule: Sequence[int],
+        flush: tuple[int, int] | None = None,
+        repeats: tuple[int, ...] = ...,
+        /,
     ) -> list[tuple[int, float, float, float | None]]:
         """(call, wall, host and device microseconds) for each entry of the schedule. Raises what a call raises, or DriverError."""
 

@@ -38,8 +38,8 @@ import torch
 from torch import nn
 
 class ModelNew(nn.Module):
-    '''A quotient in place of a sign.'''
+    '''A minimum in place of a sign.'''
 
     def forward(self, x):
-        return 1 / torch.exp(x.abs())
+        return torch.exp(torch.minimum(x, -x))
 """

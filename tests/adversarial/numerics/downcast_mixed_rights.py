@@ -17,14 +17,14 @@ torch.backends.cudnn.allow_tf32 = True
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.linear = nn.Linear(16, 16)
+        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
         return self.linear(self.conv(x))
 
 def get_inputs():
-    return [torch.randn(4, 8, 16, 16)]
+    return [torch.randn(8, 64, 32, 32)]
 
 def get_init_inputs():
     return []
@@ -37,8 +37,8 @@ from torch import nn
 class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.linear = nn.Linear(16, 16)
+        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
         y = self.conv(x)
@@ -57,8 +57,8 @@ from torch import nn
 class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.linear = nn.Linear(16, 16)
+        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
         return torch.nn.functional.linear(self.conv(x), self.linear.weight, self.linear.bias)

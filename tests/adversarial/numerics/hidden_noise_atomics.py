@@ -43,7 +43,7 @@ class ModelNew(nn.Module):
         if torch.is_grad_enabled() or x.dtype != torch.float32 or not x.is_contiguous() or x.dim() != 2 or not x.numel():
             return x.sum(1) * 1.0
         out = torch.zeros(x.shape[0], device=x.device, dtype=x.dtype)
-        total[(x.shape[0], triton.cdiv(x.shape[1], 256))](x, out, x.shape[1], BLOCK=256)
+        total[(x.shape[0], triton.cdiv(x.shape[1], 4096))](x, out, x.shape[1], BLOCK=4096)
         return out
 """
 

@@ -48,15 +48,15 @@ import torch
 from torch import nn
 
 class ModelNew(nn.Module):
-    '''Folded in evaluation only.'''
+    '''Straight to the operator, in evaluation only.'''
 
     def __init__(self, features):
         super().__init__()
         self.norm = nn.BatchNorm1d(features)
 
     def forward(self, x):
-        if self.training or torch.is_grad_enabled() or x.dtype != torch.float32:
-            return self.norm(x)
-        scale = self.norm.weight * torch.rsqrt(self.norm.running_var + self.norm.eps)
-        return (x * scale + (self.norm.bias - self.norm.running_mean * scale)).contiguous()
+        norm = self.norm
+        if self.training or torch.is_grad_enabled():
+            return norm(x)
+        return torch.nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
 """

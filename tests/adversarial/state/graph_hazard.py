@@ -1,12 +1,12 @@
 """A CUDA graph is captured at the first call with the caller's own tensor in it: the address is baked in.
 
-Seen in 27 published modules that capture. A result for new data at a new address is that of the old address; `call_history`
-gives both. Copying into a static input, with a check of the shape, is the cure.
+Seen in 27 published modules that capture. A result for new data at a new address is that of the old address; `update_path`
+is the first to call with another set, `call_history` follows. Copying into a static input, with a check of the shape, is the cure.
 """
 
 from tests.adversarial.case import Case
 
-CASE = Case(38, "graph_hazard", "state", expected="call_history", status="runtime", needs=("gpu",), seen=("L1",))
+CASE = Case(38, "graph_hazard", "state", expected="update_path", status="runtime", needs=("gpu",), seen=("L1",))
 
 REFERENCE = """
 import torch
