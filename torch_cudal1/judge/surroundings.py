@@ -91,7 +91,7 @@ def stir(seed: int) -> None:
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Name -> JSON value, in groups. `device`: where the precision of a product is tried."""
     return {
-        "flags": _flags() | {"product": _product(device)},
+        "flags": {"product": _product(device)} | _flags(),  # in this order: the product starts CUDA, which has flags of its own
         "random": _random_states(),
         "process": _process(),
         "interpreter": _interpreter(),
