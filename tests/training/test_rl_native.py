@@ -94,21 +94,21 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
     datasets = pytest.importorskip("datasets")
     config = replace(CONFIG, beta=beta, temperature=temperature)
     batch = a_batch(folder, shift=0.3)
-    arguments = trl.GRPOConfig(
-        output_dir=str(tmp_path), loss_type="grpo", use_bias_correction_kl=False, beta=beta, temperature=temperature, num_generations=4, use_cpu=True, bf16=False,
-        per_device_train_batch_size=16, report_to="none", max_completion_length=6, disable_tqdm=True,
-    )  # fmt: skip
+    options = {"loss_type": "grpo", "use_bias_correction_kl": False, "beta": beta, "temperature": temperature, "num_generations": 4}
+    machine = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True}
+    arguments = trl.GRPOConfig(str(tmp_path), per_device_train_batch_size=16, max_completion_length=6, **options, **machine)
     trainer = trl.GRPOTrainer(
-        model=str(folder), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=arguments,
-        train_dataset=datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS * 4]), processing_class=writer(folder).tokenizer,
-    )  # fmt: skip
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"prompt": p} for p in PROMPTS * 4]),
+        processing_class=writer(folder).tokenizer,
+    )
     trainer.current_gradient_accumulation_steps = 1
     r = batch.rollout
-    inputs = {
-        "prompt_ids": r.prompt_ids, "prompt_mask": r.prompt_mask, "completion_ids": r.ids, "completion_mask": r.mask,
-        "advantages": batch.advantages.squeeze(1), "old_per_token_logps": batch.old, "ref_per_token_logps": batch.reference,
-        "num_items_in_batch": r.mask.sum(),
-    }  # fmt: skip
+    inputs = {"prompt_ids": r.prompt_ids, "prompt_mask": r.prompt_mask, "completion_ids": r.ids, "completion_mask": r.mask}
+    inputs |= {"advantages": batch.advantages.squeeze(1), "old_per_token_logps": batch.old, "num_items_in_batch": r.mask.sum()}
+    inputs |= {"ref_per_token_logps": batch.reference}
     trainer.model.eval()
     theirs = trainer._compute_loss(trainer.model, inputs)
     model = writer(folder).model

@@ -48,7 +48,7 @@ class TinySpec:
 
 
 def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec()) -> Path:
-    """A folder with a random Llama (tied embeddings) and a tokenizer that knows exactly `words`; the same for the same arguments."""
+    """A folder with a random Llama (tied embeddings) and a tokenizer that knows exactly `words`; equal for equal arguments."""
     transformers = needed("transformers")
     tokenizer = _tokenizer(words, spec.context)
     config = transformers.LlamaConfig(
@@ -182,6 +182,15 @@ class Writer:
         rows = [ids[: int(mask.sum())] for ids, mask in zip(rollout.ids, rollout.mask, strict=True)]
         return [str(text).strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
+    def rebuilt(self, prompts: Sequence[str], ids: Sequence[Sequence[int]]) -> Rollout:
+        """The rollout whose completions had these tokens, end token included; as many for each prompt."""
+        count = len(ids) // len(prompts)
+        pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
+        prompt_ids, prompt_mask = _left_padded([row for p in prompts for row in [self.encoded(p)] * count], pad)
+        whole = torch.tensor([[*row, *[pad] * (width - len(row))] for row in ids])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
+        return Rollout(*(each.to(self.device) for each in (prompt_ids, prompt_mask, whole, mask)))
+
     def encoded(self, prompt: str) -> list[int]:
         """A prompt's tokens: in the model's chat template if it has one. Raises SettingError if no room is left for an answer."""
         if self.tokenizer.chat_template:
@@ -191,7 +200,7 @@ class Writer:
             ids = self.tokenizer(prompt)["input_ids"]
         room = int(getattr(self.model.config, "max_position_embeddings", 1 << 30)) - self.max_new_tokens
         if not 0 < len(ids) <= room:
-            raise SettingError("context", f"a prompt of {len(ids)} tokens", f"1 to {room} ({self.max_new_tokens} are for the answer)")
+            raise SettingError("context", f"a prompt of {len(ids)} tokens", f"1 to {room}, so that {self.max_new_tokens} remain")
         return list(ids)
 
     def _generate(self, prompts: Sequence[str], temperature: float) -> Rollout:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -48,7 +48,7 @@ class GrpoConfig:
     temperature: float = 1.0
     entropy: float = 0.0
     max_norm: float = 1.0
-    smoothing: Smoothing = Smoothing()
+    smoothing: Smoothing = field(default_factory=Smoothing)
     objective: Literal["mean", "max@k"] = "mean"
     best_of: int = 4
     save_every: int = 10
@@ -61,7 +61,9 @@ class GrpoConfig:
             if not getattr(self, name) > 0:
                 raise SettingError(name, getattr(self, name), "a number above 0")
         if self.best_of > self.group or (self.group * self.groups) % self.minibatches:
-            raise SettingError("best_of, minibatches", (self.best_of, self.minibatches), "at most `group`; a divisor of all samples")
+            raise SettingError(
+                "best_of, minibatches", (self.best_of, self.minibatches), "at most `group`; a divisor of all samples"
+            )
         if self.beta < 0 or not 0 < self.clip_low < 1 or self.clip_high <= 0:
             raise SettingError("beta, clip", (self.beta, self.clip_low, self.clip_high), "no negative beta; clips from 0 to 1")
 
@@ -81,7 +83,7 @@ Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """What the loss needs beside the policy. advantages: (N, T) or (N, 1); old, reference: (N, T); reference None where beta is 0."""
+    """What the loss needs beside the policy. advantages: (N, T) or (N, 1); old, reference: (N, T); no reference where beta is 0."""
 
     rollout: Rollout
     advantages: Tensor
@@ -190,9 +192,7 @@ def _reference(writer: Writer, config: GrpoConfig) -> Any:
 
 def _save(writer: Writer, optimiser: torch.optim.Optimizer, folder: Path, done: int) -> None:
     moments = {
-        f"{name}.{i}": value.contiguous()
-        for i, state in optimiser.state_dict()["state"].items()
-        for name, value in state.items()
+        f"{name}.{i}": value.contiguous() for i, state in optimiser.state_dict()["state"].items() for name, value in state.items()
     }
     with replaced(folder) as fresh:
         writer.model.save_pretrained(fresh, safe_serialization=True)

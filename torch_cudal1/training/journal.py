@@ -1,0 +1,57 @@
+"""A journal of rollouts: what was sampled for a step, on the disk before anything of it is measured.
+
+After a kill the step is taken from here, token by token, instead of being sampled again: what the database knows of it then still
+belongs to it, on every device. JSON lines; a line that was cut off is no rollout, and its step is sampled anew. It holds no
+measurements (those are `database`'s) and no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """One record a key. Only one process writes; the database's lock sees to that."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if len(whole) < len(content):
+                os.truncate(path, len(whole))
+            for line in whole.splitlines():
+                self._took(line)
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """The record of that key; None where there is none yet."""
+        return self._known.get(key)
+
+    def keys(self) -> list[str]:
+        """In the order in which they came."""
+        return list(self._known)
+
+    def add(self, key: str, record: Mapping[str, Any]) -> None:
+        """Put a record on the disk. Raises ValueError for a key that has one: what was sampled is never replaced."""
+        if key in self._known:
+            raise ValueError(f"the journal {self.path} already has {key!r}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[key] = dict(record)
+
+    def _took(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            self._known.setdefault(record.pop("key"), record)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return  # damaged in the middle: that step is sampled again
