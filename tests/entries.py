@@ -94,15 +94,17 @@ def entry_for(region: Region, candidate: Candidate, settings: Settings) -> Entry
     )
 
 
-def plant_regions(regions: Sequence[Region], cache_dir: Path, change: Change = same, schedule: Any = "eager") -> None:
+def plant_regions(
+    regions: Sequence[Region], cache_dir: Path, change: Change = same, schedule: Any = "eager", device: str = "cpu"
+) -> None:
     """Store a winning entry for each region, and that the whole call was measured to be faster with them."""
     settings = Settings(cache_dir=cache_dir)
-    place = place_for(torch.device("cpu"), settings)
+    place = place_for(torch.device(device), settings)
     choices = []
     for region in regions:
         changed = change(region.program) if region.kind != "backward" else region.program
         candidate = Candidate(changed, schedule, "rewrites", ("planted",))
-        entry = entry_for(region, candidate, settings)
+        entry = replace(entry_for(region, candidate, settings), target=place.target)
         place.cache.put(entry)
         choices.append(Choice(region, candidate, entry, "planted"))
     note = {"winner": "cudal1", "note": "planted", "candidates": [choice.candidate.digest for choice in choices]}
@@ -120,7 +122,8 @@ def plant(
 ) -> None:
     """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast mode."""
     given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule)
+    device = next((str(tensor.device) for tensor in (*module.parameters(), *given) if isinstance(tensor, torch.Tensor)), "cpu")
+    plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule, device)
 
 
 class Calls(nn.Module):
@@ -165,7 +168,8 @@ class Recorder:
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs = trace(gm, inputs).graphs
         regions = [lower(graph.module, static=graph.static, kind=graph.kind).region for graph in graphs]
-        plant_regions(regions, self.cache_dir, self.change, self.schedule)
+        device = next((tensor.device for tensor in inputs if isinstance(tensor, torch.Tensor)), torch.device("cpu"))
+        plant_regions(regions, self.cache_dir, self.change, self.schedule, str(device))
         self.graphs += 1
         return gm.forward
 

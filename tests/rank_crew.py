@@ -1,13 +1,14 @@
-"""What each of N ranks does in `test_ranks_gpu`, on its own GPU (nccl) or on the CPU (gloo).
+"""What each of N ranks does in `test_ranks_gpu` and `test_ranks_sharded`, on its own GPU (nccl) or on the CPU (gloo).
 
-Run as `python -m tests.rank_crew RANK WORLD PORT FOLDER cuda|cpu`. Only rank 0's cache holds a decision.
+Run as `python -m tests.rank_crew RANK WORLD PORT FOLDER cuda|cpu`. Only rank 0's cache holds decisions. `crew` starts all ranks.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_cudal1
-from tests.entries import entry_for, shifted
+from tests import rank_sharded as sharded
+from tests.entries import plant, shifted
 from tests.rank_scenes import Net
-from torch_cudal1.binding import captured_regions
-from torch_cudal1.pipeline import Choice, end_to_end_name
-from torch_cudal1.place import place_for
-from torch_cudal1.records import Candidate
-from torch_cudal1.settings import Settings
 
-
-def plant_on(module: torch.nn.Module, x: torch.Tensor, cache_dir: Path) -> None:
-    """Winning entries for `module` where it is, in the present grad mode: its own Programs, the first output shifted by 1."""
-    settings = Settings(cache_dir=cache_dir)
-    place = place_for(x.device, settings)
-    choices = []
-    for region in captured_regions(module, (x,)):
-        program = region.program if region.kind == "backward" else shifted(region.program)
-        candidate = Candidate(program, "eager", "rewrites", ("planted",))
-        entry = replace(entry_for(region, candidate, settings), target=place.target, contract=place.contract)
-        place.cache.put(entry)
-        choices.append(Choice(region, candidate, entry, "planted"))
-    note = {"winner": "cudal1", "note": "planted", "candidates": [choice.candidate.digest for choice in choices]}
-    place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
+ROOT = Path(__file__).parent.parent
 
 
 def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
@@ -47,13 +31,13 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
     own = folder / f"cache-{rank}"
     with torch.no_grad():
         if rank == 0:
-            plant_on(module, x, own)
+            plant(module, x, own, change=shifted)
         torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
         shift = float((module(x) - module._call_impl(x)).mean())
         (bound,) = module._compiled_call_impl.bindings.values()
     digests = [choice.candidate.digest for choice in bound.choices]
     if rank == 0:
-        plant_on(module, x, own)
+        plant(module, x, own, change=shifted)
     torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
     wrapped = DistributedDataParallel(module)
     wrapped(x * (1 + rank)).square().sum().backward()
@@ -61,14 +45,39 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
     return {"shift": round(shift, 3), "digests": digests, "graphs": trained, "gradient": module.first.weight.grad.sum().item()}
 
 
+def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Start the ranks and wait for them; what each one saw, by scene."""
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if kind == "cpu" else {}
+    commands = [
+        [sys.executable, "-m", "tests.rank_crew", str(rank), str(world), str(store.port), str(folder), kind]
+        for rank in range(world)
+    ]
+    running = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * world, "\n".join(error[-3000:] for error in errors)
+    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(world)]
+
+
 def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=120))
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen_by(rank, device, folder)))
+    seen = {"data_parallel": seen_by(rank, device, folder)} if kind == "cuda" else {}  # on the CPU `rank_scenes` has it
+    seen |= sharded.seen_by(rank, device, folder)
+    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()
 
