@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from torch_cudal1.confine import identity
 from torch_cudal1.confine.plan import Plan
@@ -83,7 +83,18 @@ def launch(
         raise SandboxError("starting", f"{' '.join(command)}: {error}") from error
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+class Process(Protocol):
+    """What `end` asks of a process."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def wait(self, timeout: float) -> int: ...
+    def kill(self) -> None: ...
+
+
+def end(process: Process) -> None:
     """Have the supervisor kill everything and end; if it does not, kill it, and the system kills its child. Safe to call twice."""
     if process.poll() is not None:
         return

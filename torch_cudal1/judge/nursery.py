@@ -1,0 +1,135 @@
+"""Children of the judge without the wait: a process that has imported what every child imports forks one whenever one is started.
+
+What is forked has run nothing and touched no device, and goes through the same launcher (supervisor, user, Landlock, filter) as a
+child that is started from nothing; only the start of the interpreter and its imports, some seconds, are spared. The process that
+forks has the environment of a stranger's child, so no secret of the user's is in the memory that a candidate inherits.
+
+What it gives up: all of its children share one layout of addresses. So it serves training, where thousands of candidates are
+measured and none of their results is stored for use; what is to be stored is judged in processes started from nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import IO, Any
+
+from torch_cudal1.confine.plan import Plan
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.reach import environment
+from torch_cudal1.judge.start import make_scratch
+
+__all__ = ["Forked", "Nursery"]
+
+_MOST_BYTES = 1 << 20
+_SERVER = "torch_cudal1.judge.forking"
+_START_S = 120.0
+
+
+class Forked:
+    """A forked supervisor, spoken to as `sandbox` speaks to a `Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery, self.pid = nursery, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._nursery.status(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The same when it has ended. Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("forked child", timeout)
+            time.sleep(0.002)
+        return status
+
+    def terminate(self) -> None:
+        """SIGTERM: the supervisor kills everything and ends."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Nursery:
+    """The process that forks, seen from the judge. One request at a time, from any thread. Its children end with it."""
+
+    def __init__(self, imports: Sequence[str] = ()) -> None:
+        """Start it. `imports`: modules beyond the judge's worker that its children find imported. Raises SandboxError."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        self._scratch = make_scratch("cudal1-nursery-")
+        variables = environment(self._scratch, own=False, visible_gpu=True)
+        command = [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), *imports]
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._ours.settimeout(_START_S)
+        try:
+            self.pid = int(self._ask({"verb": "poll", "pid": 0})["nursery"])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def launch(
+        self, plan: Plan, command: Sequence[str], variables: Mapping[str, str], *, fds: Sequence[int], log: IO[bytes]
+    ) -> Forked:
+        """In the place of `start.launch`. Raises SandboxError."""
+        (channel,) = fds
+        own = replace(plan, parent=self.pid)
+        module = command[command.index("-m") + 1]
+        request = {"verb": "fork", "plan": own.to_json(), "variables": dict(variables), "worker": module}
+        return Forked(self, int(self._ask(request, (channel, log.fileno()))["pid"]))
+
+    def status(self, pid: int) -> int | None:
+        """Exit status of a child, None while it runs; -SIGKILL if the nursery itself is gone, for its children are then too."""
+        try:
+            found: int | None = self._ask({"verb": "poll", "pid": pid})["status"]
+        except SandboxError:
+            return -signal.SIGKILL
+        return found
+
+    def close(self) -> None:
+        """End it and its children. Safe to call twice."""
+        self._ours.close()
+        self._process.terminate()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with self._lock:
+            try:
+                self._ours.sendmsg([json.dumps(request).encode()], ancillary)
+                answer: dict[str, Any] = json.loads(self._ours.recv(_MOST_BYTES))
+            except (OSError, ValueError) as error:
+                raise SandboxError("starting", f"the process that forks children is gone: {error}") from error
+        return answer
