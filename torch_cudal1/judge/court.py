@@ -302,7 +302,8 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
                 ready.append(name)
             if not child.usable:
                 return {}
-        return _raced(child, ready, names, failures)
+        with exclusive(job.device, job.settings.cache_dir / "locks"):
+            return _raced(child, ready, names, failures)
 
 
 def _tried_schedule(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) -> tuple[str, Outputs | None]:

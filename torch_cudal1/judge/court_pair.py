@@ -3,7 +3,7 @@
 Two child processes: the oracle runs the reference (eager, float64, compiled), the other one runs the candidate and nothing else.
 The oracle stays for the next candidate of the same reference; a candidate's process ends with it. Whatever a candidate does wrong
 comes back as a `Rejected` value that costs this candidate only. A reference that cannot be used is a `ReferenceFailure`; any other
-SandboxError means that this machine cannot judge at all. It writes no files and prints nothing.
+SandboxError means that this machine cannot judge at all. It prints nothing, and writes no file but the GPU's timing lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, decide, score
 from torch_cudal1.judge.detectors import Detector
 from torch_cudal1.judge.duel import ChildSpinner
-from torch_cudal1.judge.gpu_state import gpu_state
+from torch_cudal1.judge.gpu_state import exclusive, gpu_state
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.levels import Confinement
 from torch_cudal1.judge.limits import Trust
@@ -235,7 +235,8 @@ class PairCourt:
     def _timed(self, trial: Trial, verdict: Verdict, baselines: Baselines) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
+            with exclusive(self.job.device, self.job.settings.cache_dir / "locks"):
+                found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
         except CandidateFailure as error:
             failed = Check(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
