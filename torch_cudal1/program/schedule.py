@@ -100,11 +100,13 @@ def _wrapped(program: Program) -> Program:
 
 def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
     from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     module = to_fx(program).to(device)
     # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
+    # With a ShapeEnv, though every size is known: without one Inductor's caches are bypassed, and each process compiles again.
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:
             inputs = [_fake_input(spec, device) for spec in program.inputs]
         compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))

@@ -1,0 +1,70 @@
+"""Inductor's own caches serve the next process what this one compiled, and never one Program the result of another.
+
+The Programs below differ in one constant, or in the Program inside them: what a key that looks at operators alone would confuse.
+Every step is a matrix product or an opaque node, so that no C++ compiler is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value
+
+SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")
+INNER = {name: Program((SPEC,), (Aten(f"aten.{name}.default", (Value(0),), (), (1,)),), (1,)) for name in ("tanh", "neg")}
+
+
+def program(constant: float, inner: str) -> Program:
+    """x @ (a matrix of `constant`), through `inner`."""
+    steps = (Aten("aten.mm.default", (Value(0), Value(1)), (), (2,)), Call(INNER[inner], (2,), (3,)))
+    return Program((SPEC,), steps, (3,), constants=("c",), payloads={"c": torch.full((6, 6), constant)})
+
+
+SCRIPT = """
+import json, sys
+import torch
+from torch._dynamo.utils import counters
+from tests.program.test_schedule_caches import program
+from torch_cudal1.program.schedule import build
+
+constant, inner = float(sys.argv[1]), sys.argv[2]
+x = torch.linspace(-1, 1, 36).reshape(6, 6)
+with torch.no_grad():
+    (ours,) = build(program(constant, inner), "inductor", torch.device("cpu"))([x])
+    right = {"tanh": torch.tanh, "neg": torch.neg}[inner](x @ torch.full((6, 6), constant))
+hits = counters["inductor"]["fxgraph_cache_hit"]
+print(json.dumps({"right": torch.allclose(ours, right), "hits": hits, "bypassed": counters["inductor"]["fxgraph_cache_bypass"]}))
+"""
+
+
+def told(folder: Path, constant: float, inner: str) -> dict[str, object]:
+    """What a fresh process with the Inductor caches in `folder` says."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", SCRIPT, str(constant), inner]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("inductor")
+    assert told(made, 0.5, "tanh") == {"right": True, "hits": 0, "bypassed": 0}
+    return made
+
+
+def test_the_next_process_is_served_from_inductors_cache(folder):
+    assert told(folder, 0.5, "tanh") == {"right": True, "hits": 1, "bypassed": 0}
+
+
+@pytest.mark.parametrize(("constant", "inner"), [(0.25, "tanh"), (0.5, "neg")])
+def test_a_program_that_differs_in_one_thing_is_never_served_the_other(folder, constant, inner):
+    assert told(folder, constant, inner)["right"]
