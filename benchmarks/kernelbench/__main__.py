@@ -1,0 +1,170 @@
+"""The command line: `python -m benchmarks.kernelbench run TASKS --out FILE.jsonl` and `... report FILE.jsonl`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import report as results
+from benchmarks.kernelbench import pages, rows
+from benchmarks.kernelbench.ablation import ARMS
+from benchmarks.kernelbench.crew import Crew, Plan, Result
+from benchmarks.kernelbench.job import LABELS, OURS, PROFILES, Job
+from benchmarks.kernelbench.statistics import BEST, geomean, ratios
+from benchmarks.kernelbench.tasks import LEVELS, Choice, TaskError, cut_down, read_tasks, release_candidates, selected
+
+__all__ = ["main"]
+
+_GPU_SHARE, _HOST_SHARE = 0.9, 0.6
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every chosen task has its row, or the report is written; 3: the budget ended first, call again; 2: wrong usage."""
+    args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave processes behind
+    try:
+        return int(args.action(args))
+    except (TaskError, OSError) as error:
+        print(f"benchmarks.kernelbench: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    begin = time.monotonic()
+    job = _job(args)
+    known = read_tasks(args.tasks)
+    tasks = selected(known, Choice(tuple(args.level), tuple(args.only), args.shard))
+    tasks = [cut_down(task, args.scale) for task in tasks]
+    candidates = release_candidates(args.candidates) if args.candidates else {}
+    done = rows.finished(args.out, job, tasks)
+    left = [task for task in tasks if (task.key, task.digest) not in done]
+    environment = results.environment()
+    print(f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; {job.label}", flush=True)
+
+    def deliver(result: Result) -> None:
+        rows.append(args.out, result.task, result.row, job, environment, of=len(known))
+        print(f"{time.monotonic() - begin:6.0f} s  {_told(result)}", flush=True)
+
+    plan = _plan(args, begin)
+    unfinished = Crew(job, plan, candidates, deliver).run(left)
+    found = [row for row in rows.read(args.out) if row["job"] == job.to_json()]
+    against = [ratio.speedup for ratio in ratios(found, OURS, BEST)]
+    summary = {
+        "rows": len(found),
+        "left": unfinished,
+        "geomean_vs_best": geomean(against),
+        "wall_s": round(time.monotonic() - begin),
+    }
+    print(json.dumps(summary))
+    return 3 if unfinished else 0
+
+
+def _job(args: argparse.Namespace) -> Job:
+    profile = PROFILES[args.profile]
+    if args.tune_s is not None:
+        profile = replace(profile, tune_s=args.tune_s)
+    if args.limit_s is not None:
+        profile = replace(profile, limit_s=args.limit_s)
+    switches = {"ours": args.ours, "autotune": args.max_autotune, "judged": args.candidates is not None, "arms": tuple(args.arms)}
+    return Job(args.device, profile, args.rights, args.mode, args.scale, **switches)
+
+
+def _plan(args: argparse.Namespace, begin: float) -> Plan:
+    if torch.device(args.device).type == "cuda":
+        memory = int(_GPU_SHARE * torch.cuda.get_device_properties(args.device).total_memory)
+    else:
+        memory = int(_HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    budget_s = args.budget_s - (time.monotonic() - begin)
+    args.work.mkdir(parents=True, exist_ok=True)
+    return Plan(args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, args.freeze)
+
+
+def _told(result: Result) -> str:
+    """A line for a terminal."""
+    row, name = result.row, f"{result.task.key:6} {result.task.name[:40]:40}"
+    columns = row["columns"]
+    cells = [f"{base} {column['us']:.0f}" for base, column in columns.items() if column.get("us") is not None]
+    best = row["against"].get(OURS, {}).get(BEST)
+    speed = f"{best['speedup']:.3f}x of best ({row['best']})" if best else "no speed"
+    why = "; ".join(
+        f"{base} {column['status']}: {column['reason'][:120]}" for base, column in columns.items() if column["status"] != "ok"
+    )
+    return f"{name} {speed}; us: {', '.join(cells)}{'; ' + why if why else ''}; {row['wall_s']:.0f} s"
+
+
+def _report(args: argparse.Namespace) -> int:
+    found = rows.read(*args.files)
+    if not found:
+        raise TaskError(f"{', '.join(map(str, args.files))}: no row of this benchmark; expected a file made by `run --out`")
+    tables = pages.markdown(found)
+    if args.markdown:
+        args.markdown.write_text(tables + "\n", encoding="utf-8")
+    if args.html:
+        args.html.write_text(pages.html_page(found), encoding="utf-8")
+    if not args.markdown:
+        print(tables)
+    return 0
+
+
+def _shard(text: str) -> tuple[int, int]:
+    at, _, of = text.partition("/")
+    if not (at.isdigit() and of.isdigit() and int(at) < int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected I/N with 0 <= I < N, such as 0/4")
+    return int(at), int(of)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.kernelbench", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _run_options(commands.add_parser("run", help="measure; goes on where FILE.jsonl ends"))
+    report = commands.add_parser("report", help="tables and a page from one or more FILE.jsonl")
+    report.add_argument("files", nargs="+", type=Path, metavar="FILE.jsonl")
+    report.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables here instead of printing them")
+    report.add_argument("--html", type=Path, metavar="PATH", help="a self-contained page with plots")
+    report.set_defaults(action=_report)
+    return parser
+
+
+def _run_options(run: argparse.ArgumentParser) -> None:
+    cuda = torch.cuda.is_available()
+    cores = len(os.sched_getaffinity(0))
+    run.add_argument("tasks", metavar="TASKS", help="a checkout of KernelBench, a CUDA-L1 release .json, or hf:OWNER/NAME")
+    run.add_argument(
+        "--out", type=Path, required=True, metavar="FILE.jsonl", help="a line for each task; what is there is not redone"
+    )
+    run.add_argument("--level", type=int, nargs="+", choices=LEVELS, default=list(LEVELS))
+    run.add_argument("--only", nargs="+", default=[], metavar="LEVEL/NUMBER")
+    run.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th task, from the I-th")
+    run.add_argument("--profile", choices=PROFILES, default="quick")
+    run.add_argument(
+        "--rights", choices=LABELS, default="default", help="precision that everyone has; " + "; ".join(LABELS.values())
+    )
+    run.add_argument("--mode", choices=("eval", "train"), default="eval", help="of the modules; always without gradients")
+    run.add_argument("--device", default="cuda:0" if cuda else "cpu")
+    run.add_argument("--candidates", type=Path, metavar="RELEASE.json", help="judge a CUDA-L1 release's code as one more column")
+    run.add_argument("--arms", nargs="+", choices=ARMS, default=[], help="ablation: searches with techniques left out, as columns")
+    run.add_argument("--max-autotune", action="store_true", help="one more baseline, slow to compile")
+    run.add_argument("--ours", action=argparse.BooleanOptionalAction, default=True, help="the package's own column")
+    run.add_argument("--scale", type=int, default=1, help="cut sizes down by this, to try things out: no result")
+    run.add_argument("--budget-s", type=float, default=540.0, help="of this call; what is left is done by the next")
+    run.add_argument("--reserve-s", type=float, default=40.0, help="start no task with less of the budget left")
+    run.add_argument("--tune-s", type=float, help="the search's budget for a task, if not the profile's")
+    run.add_argument("--limit-s", type=float, help="when a task's process is ended, if not the profile's")
+    run.add_argument("--workers", type=int, default=max(1, cores - 2), help="tasks in preparation at once")
+    run.add_argument("--threads", type=int, default=1, help="of each task's process")
+    run.add_argument("--freeze", action=argparse.BooleanOptionalAction, default=True, help="stop the others while one measures")
+    run.add_argument("--work", type=Path, default=Path("kernelbench-work"), help="compiler caches and logs, kept between calls")
+    run.set_defaults(action=_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What PyTorch itself offers, each in its best form: these are the denominators.
+
+`torch.compile` is called once more than needed before it is timed; a CUDA graph copies its inputs in and hands its own output out,
+as CUDA-L1's graph baseline and reduce-overhead do, so it pays for no copy of the result. None of them is told anything about the
+task. What a baseline answers is compared with eager's, roughly: one that computes something else is no denominator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from benchmarks.kernelbench.job import AUTOTUNE, COMPILE, EAGER, GRAPH, REDUCE
+
+__all__ = ["STARTS", "Call", "gross_error", "tensors_of"]
+
+Call: TypeAlias = Callable[..., Any]
+Start: TypeAlias = Callable[[nn.Module, tuple[Any, ...]], Call]
+
+_WARM_CALLS = 3  # of a graph before it is captured
+GROSS = 1e-2  # rms difference from eager over eager's rms, above which a baseline computes something else
+
+
+def _eager(module: nn.Module, _: tuple[Any, ...]) -> Call:
+    return module
+
+
+def _compiled(module: nn.Module, _: tuple[Any, ...]) -> Call:
+    return torch.compile(module)
+
+
+def _reduce_overhead(module: nn.Module, _: tuple[Any, ...]) -> Call:
+    return torch.compile(module, mode="reduce-overhead")
+
+
+def _autotuned(module: nn.Module, _: tuple[Any, ...]) -> Call:
+    return torch.compile(module, mode="max-autotune")
+
+
+def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
+    """Eager's kernels captured once and replayed. Raises RuntimeError for what cannot be captured."""
+    static, tree = pytree.tree_flatten(inputs)
+    static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in static]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_CALLS):
+            module(*pytree.tree_unflatten(static, tree))
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = module(*pytree.tree_unflatten(static, tree))
+    held = [leaf for leaf in static if isinstance(leaf, Tensor)]
+
+    def call(*given: Any) -> Any:
+        for mine, yours in zip(held, (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), strict=True):
+            mine.copy_(yours)
+        graph.replay()
+        return result
+
+    return call
+
+
+STARTS: Mapping[str, Start] = MappingProxyType(
+    {EAGER: _eager, COMPILE: _compiled, REDUCE: _reduce_overhead, GRAPH: _graph, AUTOTUNE: _autotuned}
+)
+
+
+def tensors_of(result: Any) -> dict[str, Tensor]:
+    """Every tensor of a result by its place, as copies: a graph's next replay would change them."""
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    return {f"output {place}": leaf.detach().clone() for place, leaf in enumerate(leaves)}
+
+
+def gross_error(found: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> str:
+    """Why these are not eager's results, roughly; "" if they are."""
+    if list(found) != list(eager):
+        return f"{list(found)}; eager has {list(eager)}"
+    for name, tensor in found.items():
+        own = eager[name]
+        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            return f"{name} is {tensor.dtype} {tuple(tensor.shape)}; eager's is {own.dtype} {tuple(own.shape)}"
+        if not own.is_floating_point():
+            continue  # an index may differ where values tie
+        finite = own.isfinite()
+        apart, scale = _rms(torch.where(finite, tensor - own, 0)), _rms(torch.where(finite, own, 0))
+        if not apart <= GROSS * scale:
+            return f"{name} differs from eager's by {apart:.3g}, which is {apart / scale if scale else float('inf'):.2g} of it"
+    return ""
+
+
+def _rms(tensor: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+    return norm / math.sqrt(max(1, tensor.numel()))

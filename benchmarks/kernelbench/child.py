@@ -1,0 +1,275 @@
+"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers again, and tell the row.
+
+Whatever a column does is that column's result. What this process itself cannot survive (a crash, a hang, no memory) is seen from
+outside, by `crew`. Memory that is only needed for compiling is given back before the task queues for what measuring takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import report
+from benchmarks.kernelbench import contenders, verify
+from benchmarks.kernelbench.baselines import STARTS, Call, gross_error, tensors_of
+from benchmarks.kernelbench.job import EAGER, GRAPH, OURS, RELEASE, Job, grant
+from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.loading import Made, footprint, import_source, make_inputs, make_module, tensor_bytes
+from benchmarks.kernelbench.measuring import Measured, against, measure
+
+__all__ = ["Bench", "main"]
+
+_COMPILING, _MEASURING = 2.0, 5.0  # times the footprint of a call: what compiling takes, and all columns side by side
+_RING, _RING_BYTES = 4, 2 << 30
+_WARM_CALLS = 3
+
+
+@dataclass
+class Bench:
+    """A task's state: its module, the columns that run so far, and everything that goes into the row."""
+
+    made: Made
+    job: Job
+    line: Line
+    spec: Mapping[str, Any]
+    module: nn.Module | None = None
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything runs."""
+        return torch.device(self.job.device)
+
+    @property
+    def own(self) -> list[str]:
+        """The package's columns, arms included."""
+        return [name for name in self.job.contenders if name != RELEASE]
+
+    def say(self, what: str, fraction: float | None) -> None:
+        """Progress of a search, which is a stage of its own when the process has to be ended."""
+        self.line.stage(f"tune: {what}")
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Tell what is being done, and remember how long it took."""
+        self.line.stage(name)
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages_s[name] = round(self.stages_s.get(name, 0.0) + time.monotonic() - begin, 3)
+
+    def attempt(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run one column's action; what it raises is the column's failure, and the column runs no more."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  whatever a column raises is its result
+            self.fail(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            return None
+
+    def fail(self, name: str, reason: str, status: str = "failed") -> None:
+        """The column has no time."""
+        self.columns[name] = {**self.columns.get(name, {}), "status": status, "reason": reason}
+        self.calls.pop(name, None)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure the task of the specification; 0 when a row was told."""
+    parser = argparse.ArgumentParser(prog="benchmarks.kernelbench.child")
+    parser.add_argument("--line", type=int, required=True)
+    parser.add_argument("--spec", type=Path, required=True)
+    args = parser.parse_args(argv)
+    spec = json.loads(args.spec.read_text(encoding="utf-8"))
+    job, line = Job.from_json(spec["job"]), Line(Connection(args.line))
+    grant(job.rights)
+    torch.set_num_threads(max(1, int(spec["threads"])))
+    line.stage("load")
+    made = import_source(args.spec.with_suffix(".py"))
+    bench = Bench(made, job, line, spec)
+    size = footprint(made, bench.device, job.mode)
+    with torch.no_grad():
+        _prepare(bench, size)
+        row = _measured(bench, size)
+    line.row(row | {"footprint_bytes": size})
+    return 0
+
+
+def _prepare(bench: Bench, size: int | None) -> None:
+    """Compile the baselines, beside other tasks; the memory of it is given back."""
+    bench.line.memory(None if size is None else int(_COMPILING * size))
+    with bench.stage("compile"):
+        module = make_module(bench.made, bench.device, bench.job.mode)
+        inputs = make_inputs(bench.made, bench.device, 0)
+        for name in bench.job.baselines:
+            if name != GRAPH:  # it compiles nothing and would keep its memory
+                bench.calls[name] = STARTS[name](module, inputs)
+                bench.attempt(name, functools.partial(bench.calls[name], *inputs))
+    bench.module = module
+    del inputs
+    _collect(bench.device)
+
+
+def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
+    """Everything from the second grant of memory on: the row."""
+    bench.line.memory(None if size is None else int(_MEASURING * size))
+    module = bench.module
+    assert module is not None
+    inputs = make_inputs(bench.made, bench.device, 0)
+    _tune(bench, module, inputs)
+    paired = _judge(bench)
+    _warm(bench, module, inputs)
+    with bench.stage("measure"):
+        ring = _ring(bench, inputs)
+        found = measure(bench.calls, ring, bench.job, bench.line, Path(bench.spec["cache"]), bench.fail)
+    del ring
+    _check(bench, module)
+    return _row(bench, found, paired)
+
+
+def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """The package's columns: searched, then checked on inputs that the search did not see."""
+    base = Path(bench.spec["cache"])
+    for name in bench.own:
+        if EAGER not in bench.calls:
+            bench.fail(name, "eager cannot run this task")
+            continue
+        cache = base if name == OURS else base / "arms" / name.replace(" ", "-")
+        _share_locks(base, cache)
+        with bench.stage("tune" if name == OURS else name):
+            found = bench.attempt(name, functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, bench.say))
+        if found is not None:
+            bench.ours[name], bench.calls[name] = dict(found.facts), found.call
+        _collect(bench.device)
+    _check(bench, module)
+
+
+def _check(bench: Bench, module: nn.Module) -> None:
+    """Are the package's columns right; a wrong one is not timed, or its times do not count.
+
+    The reference is made anew each time: nothing of it takes memory while a search or a measurement runs.
+    """
+    names = [name for name in bench.own if name in bench.calls]
+    if not names:
+        return
+    with bench.stage("verify"):
+        try:
+            wanted = verify.expected(module, make_inputs(bench.made, bench.device, 1))
+        except Exception as error:  # noqa: BLE001  eager cannot do it: no answer of a column can be called right
+            for name in names:
+                bench.fail(name, f"no reference: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            return
+        for name in names:
+            _check_one(bench, name, wanted)
+    _collect(bench.device)
+
+
+def _check_one(bench: Bench, name: str, wanted: verify.Expected) -> None:
+    found = bench.attempt(name, lambda: verify.check(bench.calls[name], wanted))
+    if found is None:
+        return
+    before = bench.columns.get(name, {}).get("checked")
+    found = found if before is None else verify.Checked(**before).worse(found)
+    bench.columns[name] = {**bench.columns.get(name, {}), "checked": vars(found)}
+    if found.reason:
+        bench.fail(name, found.reason, "wrong")
+
+
+def _judge(bench: Bench) -> dict[str, Any] | None:
+    """The release's candidate, if it is a column: the judge's word."""
+    if not bench.job.judged:
+        return None
+    candidate = bench.spec.get("candidate")
+    if candidate is None:
+        bench.fail(RELEASE, "withdrawn by its authors, or not in the file", "withdrawn")
+        return None
+    with bench.stage("judge"):
+        found = contenders.judged(bench.spec["source"], candidate, bench.job, Path(bench.spec["cache"]))
+    bench.columns[RELEASE] = {key: value for key, value in found.items() if key != "paired"}
+    return found.get("paired")
+
+
+def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Record graphs, fill caches, and put baselines out of the race that do not compute what eager does."""
+    with bench.stage("warm"):
+        if GRAPH in bench.job.baselines and EAGER in bench.calls:
+            found = bench.attempt(GRAPH, lambda: STARTS[GRAPH](module, inputs))
+            if found is not None:
+                bench.calls[GRAPH] = found
+        eager = _called(bench, EAGER, inputs) if EAGER in bench.calls else None
+        for name in [name for name in bench.calls if name != EAGER]:
+            outputs = _called(bench, name, inputs)
+            if (
+                outputs is not None
+                and eager is not None
+                and name in bench.job.baselines
+                and (reason := gross_error(outputs, eager))
+            ):
+                bench.fail(name, reason, "wrong")
+
+
+def _called(bench: Bench, name: str, inputs: tuple[Any, ...]) -> dict[str, torch.Tensor] | None:
+    def run() -> dict[str, torch.Tensor]:
+        for _ in range(_WARM_CALLS - 1):
+            bench.calls[name](*inputs)
+        torch.manual_seed(0)
+        return tensors_of(bench.calls[name](*inputs))
+
+    return bench.attempt(name, run)  # type: ignore[no-any-return]
+
+
+def _ring(bench: Bench, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Input sets that timed calls take in turn, as many as fit."""
+    sets = max(1, min(_RING, _RING_BYTES // max(1, tensor_bytes(inputs))))
+    return [inputs, *(make_inputs(bench.made, bench.device, 100 + number) for number in range(sets - 1))]
+
+
+def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[str, Any]:
+    columns = {name: {"status": "ok", "reason": "", **column} for name, column in bench.columns.items()}
+    for name, times in found.times.items():
+        columns[name] = {"status": "ok", "reason": "", **columns.get(name, {}), **times}
+    best, ratios = against(found, bench.job, columns, paired)
+    return {
+        "schema": report.SCHEMA,
+        "kind": "kernelbench",
+        "columns": columns,
+        "best": best,
+        "against": ratios,
+        "ours": bench.ours.get(OURS, {}),
+        "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
+        "stages_s": bench.stages_s,
+        "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
+    }
+
+
+def _share_locks(base: Path, cache: Path) -> None:
+    """One timing lock for a GPU, whichever cache a search fills."""
+    (base / "locks").mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    if cache != base and not (cache / "locks").exists():
+        (cache / "locks").symlink_to(base / "locks")
+
+
+def _collect(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

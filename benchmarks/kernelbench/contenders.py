@@ -1,0 +1,97 @@
+"""The columns that are compared with the baselines: the package, arms of it with techniques left out, a release's candidates.
+
+The package is asked through its public door, `cudal1.accelerate`, with a budget; every swap in it was judged. A candidate of a
+release is never run here: the package's judge says of it what it says of everybody's, in processes of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import cudal1
+from benchmarks.kernelbench.ablation import settings_of
+from benchmarks.kernelbench.baselines import Call
+from benchmarks.kernelbench.job import Job
+from torch_cudal1 import observe
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.machine import contract_for
+from torch_cudal1.records import Accepted
+from torch_cudal1.settings import Settings
+
+__all__ = ["Tuned", "judged", "tuned"]
+
+_TRIED_KEPT = 40
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An accelerated copy of a task's module, and what is known about the search (JSON)."""
+
+    call: Call
+    facts: Mapping[str, Any]
+
+
+def tuned(
+    name: str, module: nn.Module, inputs: tuple[Any, ...], job: Job, cache: Path, say: Callable[[str, float | None], None]
+) -> Tuned:
+    """Search for this task now, within the profile's budget, in the present precision. Raises what `accelerate` raises."""
+    own = copy.deepcopy(module)
+    for layer in own.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout
+    settings = settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True))
+    observe.reset()
+    begin = time.monotonic()
+    cudal1.accelerate(own, inputs, settings=settings, progress=say)
+    tune_s = time.monotonic() - begin
+    return Tuned(own, {"tune_s": round(tune_s, 3), **_told(own)})
+
+
+def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:
+    """What the judge says of a release's candidate: status "ok" (right) or "refused", with its paired speed-up and over what."""
+    settings = Settings(cache_dir=cache, offline=True)
+    asked = PairJob(settings, contract_for(settings), torch.device(job.device), gradients=False)
+    try:
+        with PairCourt(asked) as court:
+            found = court.judge(reference, candidate)
+    except SandboxError as error:
+        return {"status": "failed", "reason": str(error)[:500]}
+    timing = found.timing
+    if not found.verdict.passed or timing is None:
+        reason = "" if isinstance(found.decision, Accepted) else f"{found.decision.detector}: {found.decision.reason}"
+        return {"status": "refused", "reason": reason[:500]}
+    over = {"eager": "eager", "inductor": "torch.compile", "inductor+graph": "reduce-overhead"}[timing.baseline]
+    paired = {"over": over, "speedup": timing.speedup, "low": timing.low, "high": timing.high}
+    return {"status": "ok", "reason": "", "paired": paired, "error_ratio": found.verdict.worst_error_ratio}
+
+
+def _told(module: nn.Module) -> dict[str, Any]:
+    """What runs, what was tried and why not the rest; failures of ours that made the module's own forward run."""
+    seen = observe.report()
+    facts: dict[str, Any] = {
+        "counters": dict(seen.counters),
+        "fallbacks": [str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback"],
+    }
+    try:
+        story = cudal1.explain(module)
+    except TypeError as error:
+        return facts | {"swapped": False, "runs": [], "techniques": [], "tried": [], "note": str(error)}
+    swapped = [region for region in story.regions if region.swapped]
+    tried = [dict(one) for region in story.regions for one in region.tried][:_TRIED_KEPT]
+    return facts | {
+        "swapped": bool(swapped) and not story.undone,
+        "runs": [region.runs for region in story.regions],
+        "techniques": sorted({technique for region in swapped for technique in region.techniques}),
+        "schedules": sorted({region.schedule for region in story.regions}),
+        "tried": tried,
+        "note": "; ".join([*story.left_out, *([story.undone] if story.undone else []), *story.gate])[:600],
+    }

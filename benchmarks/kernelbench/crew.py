@@ -1,0 +1,281 @@
+"""Runs the tasks: many processes prepare and compile at once, memory of the GPU is rationed, and one of them at a time measures.
+
+Every task has a process of its own, so a crash, a hang or a lack of memory costs that task. While one measures, the others are
+stopped (SIGSTOP) with all their children, so they neither load the machine nor the GPU; their clocks stand still with them. A task
+that ran out of memory is tried once more with the GPU to itself. A task whose process had to be ended while the package was at
+work is measured again without it, so that its baselines are known, and its failure stays. What did not end within the budget of
+the run is no result: the next run does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.kernelbench.job import Job
+from benchmarks.kernelbench.line import receive, send
+from benchmarks.kernelbench.processes import end, freeze, thaw
+from benchmarks.kernelbench.tasks import Task
+
+__all__ = ["Crew", "Plan", "Result"]
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_TICK_S = 0.1
+_OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host), what tasks may take together.
+
+    `budget_s`: of the whole call. `reserve_s`: no task is started with less left. `work`: a folder for caches, kept between calls.
+    """
+
+    work: Path
+    workers: int
+    threads: int
+    memory_bytes: int
+    budget_s: float
+    reserve_s: float = 40.0
+    freeze: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """A task's row, as its process told it or, where that had to be ended or died, made here with the reason."""
+
+    task: Task
+    row: Mapping[str, Any]
+
+
+@dataclass
+class _Running:
+    """A task's process. `alone`: it has the GPU to itself. `lost`: why it runs without the package's columns.
+
+    `idle_s`: how long it was stopped or waited for a grant, which no limit counts. `waits`: for what it waits since `asked`.
+    """
+
+    task: Task
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    log: Path
+    alone: bool
+    lost: str
+    began: float
+    stage: str = "start"
+    idle_s: float = 0.0
+    granted: int = 0
+    wanted: int | None = None
+    waits: Literal["", "memory", "quiet"] = ""
+    asked: float = 0.0
+    row: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Pending:
+    task: Task
+    alone: bool = False
+    lost: str = ""
+
+
+@dataclass
+class Crew:
+    """One call of the benchmark. `results` are handed over as they come."""
+
+    job: Job
+    plan: Plan
+    candidates: Mapping[str, str | None]
+    deliver: Callable[[Result], None]
+    pending: list[_Pending] = field(default_factory=list)
+    running: list[_Running] = field(default_factory=list)
+    holder: _Running | None = None
+    since: float = 0.0
+
+    def run(self, tasks: Sequence[Task]) -> int:
+        """Do as many as the budget allows; how many are left for another call."""
+        self.pending = [_Pending(task) for task in tasks]
+        deadline = time.monotonic() + self.plan.budget_s
+        try:
+            while self.running or self.pending:
+                if time.monotonic() > deadline or (not self.running and not self._may_start(deadline)):
+                    break
+                self._start_some(deadline)
+                self._listen()
+                self._serve()
+                self._reap()
+        finally:
+            left = len(self.pending) + len(self.running)
+            for one in list(self.running):
+                self._end(one)
+        return left
+
+    # --- starting ---------------------------------------------------------------------------------------------------------------
+
+    def _may_start(self, deadline: float) -> bool:
+        return deadline - time.monotonic() > self.plan.reserve_s
+
+    def _start_some(self, deadline: float) -> None:
+        while self.pending and len(self.running) < self.plan.workers and self._may_start(deadline) and self.holder is None:
+            ordinary = next((index for index, one in enumerate(self.pending) if not one.alone), None)
+            if ordinary is None and self.running:
+                return  # what needs the GPU to itself waits until everybody else has ended
+            if any(one.alone for one in self.running):
+                return
+            self.running.append(self._start(self.pending.pop(ordinary or 0)))
+
+    def _start(self, one: _Pending) -> _Running:
+        task, folder = one.task, self.plan.work / "tasks"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"level{task.level}_{task.number}"
+        spec, log = folder / f"{name}.json", folder / f"{name}.log"
+        spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
+        job = replace(self.job, ours=False, arms=(), judged=False) if one.lost else self.job
+        told: dict[str, Any] = {"job": job.to_json(), "source": task.source, "candidate": self.candidates.get(task.key)}
+        told |= {"cache": str(self.plan.work / "cudal1"), "threads": self.plan.threads}
+        spec.write_text(json.dumps(told), encoding="utf-8")
+        mine, theirs = Pipe()
+        command = [sys.executable, "-m", "benchmarks.kernelbench.child", "--line", str(theirs.fileno()), "--spec", str(spec)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        return _Running(task, process, mine, log, one.alone, one.lost, time.monotonic())
+
+    def _environment(self) -> dict[str, str]:
+        found = dict(os.environ)
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), found.get("PYTHONPATH", "")]))
+        found["TORCHINDUCTOR_CACHE_DIR"] = str(self.plan.work / "inductor")
+        found["TRITON_CACHE_DIR"] = str(self.plan.work / "triton")
+        # Whole tasks run side by side: a pool of compilers in each of them would only start more processes.
+        found["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.plan.threads)
+        found["OMP_NUM_THREADS"] = str(self.plan.threads)
+        return found
+
+    # --- listening --------------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        by_connection = {one.connection: one for one in self.running}
+        for ready in wait(list(by_connection), timeout=_TICK_S):
+            one = by_connection[ready]  # type: ignore[index]
+            try:
+                self._heard(one, receive(one.connection))
+            except (EOFError, OSError):
+                one.process.poll()
+                time.sleep(_TICK_S / 10)  # it has closed its end, and is about to end or hangs without it
+
+    def _heard(self, one: _Running, message: Mapping[str, Any]) -> None:
+        kind = message.get("ask") or message.get("tell")
+        if kind == "memory":
+            size = message["bytes"]
+            one.granted, one.waits, one.asked = 0, "memory", time.monotonic()
+            one.wanted = self.plan.memory_bytes if size is None or one.alone else min(int(size), self.plan.memory_bytes)
+        elif kind == "quiet":
+            one.waits, one.asked = "quiet", time.monotonic()
+        elif kind == "stage":
+            one.stage = str(message["name"])
+        elif kind == "row":
+            one.row = message["row"]
+        elif kind == "loud":
+            self._loud()
+
+    def _serve(self) -> None:
+        """Grant what can be granted, in the order in which tasks were started."""
+        for one in self.running:
+            if one.waits == "quiet" and self.holder is None:
+                self._hold(one)
+            elif one.waits == "memory" and self.holder is None:
+                taken = sum(other.granted for other in self.running)
+                if one.wanted is not None and taken + one.wanted <= self.plan.memory_bytes:
+                    one.granted = one.wanted
+                    self._grant(one)
+
+    def _hold(self, one: _Running) -> None:
+        self.holder, self.since = one, time.monotonic()
+        if self.plan.freeze:
+            for other in self.running:
+                if other is not one:
+                    freeze(other.process.pid)
+        self._grant(one)
+
+    def _loud(self) -> None:
+        if self.holder is None:
+            return
+        held_s = time.monotonic() - self.since
+        for other in self.running:
+            if other is not self.holder and self.plan.freeze:
+                thaw(other.process.pid)
+                other.idle_s += held_s
+        self.holder = None
+
+    def _grant(self, one: _Running) -> None:
+        one.idle_s += time.monotonic() - one.asked
+        one.waits = ""
+        try:
+            send(one.connection, {"granted": True})
+        except OSError:
+            return  # it has died meanwhile, which `_reap` sees
+
+    # --- ending -----------------------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for one in list(self.running):
+            code = one.process.poll()
+            spent_s = time.monotonic() - one.began - one.idle_s
+            if code is not None:
+                while one.connection.poll():
+                    try:
+                        self._heard(one, receive(one.connection))
+                    except (EOFError, OSError):
+                        break
+                self._finish(
+                    one, "" if one.row is not None else f"process ended with code {code} in {one.stage!r}: {_last(one.log)}"
+                )
+            elif spent_s > self.job.profile.limit_s and not one.waits and self.holder in (None, one):
+                self._finish(one, f"time limit of {self.job.profile.limit_s:g} s in {one.stage!r}")
+
+    def _finish(self, one: _Running, reason: str) -> None:
+        self._end(one)
+        row = dict(one.row or {"columns": {}, "best": None, "against": {}, "ours": {}, "arms": {}, "stages_s": {}})
+        short = any(word in reason + json.dumps(row) for word in _OUT_OF_MEMORY)
+        if short and not one.alone:
+            self.pending.append(_Pending(one.task, alone=True, lost=one.lost))
+            return
+        if reason and not one.lost and self.job.contenders and not one.stage.startswith(("start", "load", "compile")):
+            self.pending.append(_Pending(one.task, alone=one.alone, lost=reason))
+            return
+        lost = one.lost or reason
+        for name in (*((*self.job.baselines,) if reason else ()), *(self.job.contenders if lost else ())):
+            row["columns"].setdefault(name, {"status": "failed", "reason": lost})
+        row["wall_s"] = round(time.monotonic() - one.began - one.idle_s, 3)
+        row["alone"] = one.alone
+        self.deliver(Result(one.task, row))
+
+    def _end(self, one: _Running) -> None:
+        end(one.process)
+        one.connection.close()
+        if self.holder is one:
+            self._loud()
+        self.running.remove(one)
+
+
+def _last(log: Path) -> str:
+    """The last line a process wrote, for its failure's reason."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it wrote nothing"

@@ -1,0 +1,103 @@
+"""What is asked of every task of a run: profile, rights, columns. Two rows with another job are never put into one table.
+
+A job says nothing about the machine or the version of the package: each row carries those, and the report tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+__all__ = [
+    *("AUTOTUNE", "BASELINES", "COMPILE", "EAGER", "GRAPH", "LABELS", "OURS", "PROFILES", "REDUCE", "RELEASE"),
+    *("Job", "Profile", "Rights", "grant"),
+]
+
+Rights: TypeAlias = Literal["default", "tf32", "ieee"]
+
+EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE = "eager", "torch.compile", "reduce-overhead", "CUDA graph", "max-autotune"
+BASELINES = (EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE)
+OURS, RELEASE = "cudal1", "CUDA-L1 release"
+LABELS: Mapping[Rights, str] = MappingProxyType(
+    {
+        "default": "float32; TF32 in convolutions only (PyTorch's default), for everyone",
+        "tf32": "float32 with TF32 allowed everywhere, for everyone",
+        "ieee": "IEEE float32, TF32 nowhere, for everyone",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How long things may take, in seconds.
+
+    `tune_s`: the search's budget for a task. `measure_s`: the paired measurement's, all columns together; with `window` all of it
+    is used, as in the paper. `limit_s`: a task that takes longer is ended and counted as failed.
+    """
+
+    name: str
+    tune_s: float
+    measure_s: float
+    limit_s: float
+    window: bool = False
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        "quick": Profile("quick", tune_s=20.0, measure_s=1.5, limit_s=150.0),
+        "paper": Profile("paper", tune_s=1_200.0, measure_s=1_200.0, limit_s=4_800.0, window=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """`arms`: names of the search with parts of it left out (see `ablation`); `judged`: a release's candidates are a column too."""
+
+    device: str
+    profile: Profile
+    rights: Rights = "default"
+    mode: Literal["eval", "train"] = "eval"
+    scale: int = 1
+    ours: bool = True
+    autotune: bool = False
+    judged: bool = False
+    arms: tuple[str, ...] = ()
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """What PyTorch offers here: no CUDA graphs on a CPU, max-autotune where asked for."""
+        cuda = torch.device(self.device).type == "cuda"
+        names = (EAGER, COMPILE, *((REDUCE, GRAPH) if cuda else ()))
+        return (*names, AUTOTUNE) if self.autotune else names
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Columns that are compared with the baselines."""
+        return (*((OURS,) if self.ours else ()), *self.arms, *((RELEASE,) if self.judged else ()))
+
+    @property
+    def label(self) -> str:
+        """What every output says of precision and size."""
+        small = f"; SIZES CUT DOWN by {self.scale}: no result" if self.scale > 1 else ""
+        return LABELS[self.rights] + small
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; equal ones may share a table."""
+        return {**asdict(self), "arms": list(self.arms), "label": self.label}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """The inverse of `to_json`."""
+        fields = {name: value for name, value in data.items() if name != "label"}
+        return cls(**{**fields, "profile": Profile(**data["profile"]), "arms": tuple(data["arms"])})
+
+
+def grant(rights: Rights) -> None:
+    """Set this process's precision switches, the same for every column. For a process of its own."""
+    torch.set_float32_matmul_precision("high" if rights == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = rights != "ieee"

@@ -1,0 +1,60 @@
+"""The line between the run and a task's process: one JSON object a message, over a pipe that the task's own prints cannot reach.
+
+A task tells its stage and its results, and asks for three things: memory ("may I have so many bytes of the GPU"), quiet ("let
+nobody else work while I measure") and its end. It knows nothing of the other tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+__all__ = ["Line", "receive", "send"]
+
+
+def send(connection: Connection, message: Mapping[str, Any]) -> None:
+    """Send one object. Raises OSError when nobody listens any more."""
+    connection.send_bytes(json.dumps(message, allow_nan=False).encode())
+
+
+def receive(connection: Connection) -> dict[str, Any]:
+    """The next object. Raises EOFError when the other side is gone."""
+    found: dict[str, Any] = json.loads(connection.recv_bytes())
+    return found
+
+
+class Line:
+    """A task's end of the line."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def stage(self, name: str) -> None:
+        """What is done now: it is what a failure row says when this process is ended."""
+        send(self._connection, {"tell": "stage", "name": name})
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """The result."""
+        send(self._connection, {"tell": "row", "row": row})
+
+    def memory(self, size_bytes: int | None) -> None:
+        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown, all of it."""
+        self._ask({"ask": "memory", "bytes": size_bytes})
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """The body runs alone: no other task of this run works meanwhile."""
+        self._ask({"ask": "quiet"})
+        try:
+            yield
+        finally:
+            send(self._connection, {"tell": "loud"})
+
+    def _ask(self, message: Mapping[str, Any]) -> None:
+        send(self._connection, message)
+        answer = receive(self._connection)
+        if answer != {"granted": True}:
+            raise RuntimeError(f"the run answered {answer}; expected a grant")

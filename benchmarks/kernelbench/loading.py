@@ -1,0 +1,109 @@
+"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a task's own process.
+
+It runs the task's source, which whoever started the benchmark chose; candidates of others are never loaded here (the judge's
+processes do that). Tensors are made on the device itself: inputs of several GB would take longer on the CPU than the task.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_cudal1.kernelbench import NAMES, constructor_arguments
+
+__all__ = ["Made", "footprint", "import_source", "make_inputs", "make_module", "tensor_bytes"]
+
+_SEED = 42
+_LARGEST_KEPT = 4  # intermediates of the largest size that are alive at once
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a task's file defines."""
+
+    source: ModuleType
+
+    def module(self) -> nn.Module:
+        """A new Model as its file constructs it."""
+        args, kwargs = constructor_arguments(self.source.get_init_inputs())
+        return self.source.Model(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def import_source(path: Path) -> Made:
+    """Run a task's file. Raises what it raises, and ValueError for one without Model, get_inputs, get_init_inputs."""
+    spec = importlib.util.spec_from_file_location(f"kernelbench_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path.name} is no Python file")
+    source = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = source
+    spec.loader.exec_module(source)
+    if absent := [name for name in NAMES if not hasattr(source, name)]:
+        raise ValueError(f"the task defines no {', no '.join(absent)}; expected {', '.join(NAMES)}")
+    return Made(source)
+
+
+def make_module(made: Made, device: torch.device, mode: str) -> nn.Module:
+    """The Model with the same weights at every call, on the device, in mode "eval" or "train"."""
+    with _seeded(_SEED), torch.device(device):
+        module = made.module()
+    return module.to(device).train(mode == "train")
+
+
+def make_inputs(made: Made, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """A set of inputs, drawn by the task's own get_inputs, on the device."""
+    with _seeded(_SEED + seed), torch.device(device):
+        inputs = made.source.get_inputs()
+    return tuple(pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs)))
+
+
+def footprint(made: Made, device: torch.device, mode: str) -> int | None:
+    """Bytes that one eager call takes at most, estimated without making any tensor; None where that cannot be told."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
+            with torch.device(device):
+                module, inputs = made.module().train(mode == "train"), made.source.get_inputs()
+            held: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
+            outputs.sizes.clear()
+            module(*inputs)
+    except Exception:  # noqa: BLE001  a task that fake tensors cannot run has no estimate, whatever it raised
+        return None
+    largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LARGEST_KEPT]
+    return held + sum(largest)
+
+
+def tensor_bytes(tree: Any) -> int:
+    """Bytes of all tensors in a nest of values."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+class _Outputs(TorchDispatchMode):
+    """Sizes of what operators return, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.sizes.append(tensor_bytes(result))
+        return result
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers of the body come from `seed`; generators go on from there, nobody else uses them."""
+    torch.manual_seed(seed)
+    yield

@@ -1,0 +1,119 @@
+"""All columns of a task against each other: interleaved rounds with the package's one timing implementation, then ratios.
+
+A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers of one round are pairs. Medians
+and 95 % intervals are `judge.statistics`'. Host time (until a call returns) and device time (between events) are looked at apart.
+The candidate of a release is not timed here: the ratio that the judge measured is carried over to the times of this row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernelbench.baselines import Call
+from benchmarks.kernelbench.job import RELEASE, Job
+from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.statistics import BEST
+from torch_cudal1.judge.gpu_state import exclusive, gpu_state
+from torch_cudal1.judge.statistics import FEWEST_PAIRS, summarise
+from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
+
+__all__ = ["Measured", "against", "measure"]
+
+_LOOKS = 5
+_LOCK_WAIT_S = 600.0
+_MOST_ROUNDS = 100_000
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of the GPU, before and after."""
+
+    samples: Mapping[str, Sequence[float]]
+    times: Mapping[str, Mapping[str, float | None]]
+    state: Mapping[str, Any]
+
+
+def measure(
+    calls: Mapping[str, Call], ring: Sequence[tuple[Any, ...]], job: Job, line: Line, cache: Path, fail: Callable[[str, str], None]
+) -> Measured:
+    """Time every column while nobody else of this run works. A column that raises is failed and left out of all rounds."""
+    device = torch.device(job.device)
+    runs = {name: _turning(call, ring) for name, call in calls.items()}
+    with exclusive(device, cache / "locks", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
+        state: dict[str, Any] = {"shared": shared, "before": gpu_state(device)}
+        for name in list(runs):
+            try:
+                runs[name]()
+            except Exception as error:  # noqa: BLE001  as for any column: a row with the reason
+                fail(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+                del runs[name]
+        samples = _sampled(runs, device, job)
+        apart = {name: _apart(run, device) for name, run in runs.items()}
+        state["after"] = gpu_state(device)
+    times = {name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()}
+    return Measured(samples, times, state)
+
+
+def against(
+    found: Measured, job: Job, columns: dict[str, dict[str, Any]], paired: Mapping[str, Any] | None
+) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    """The best baseline's name, and for each column its speed-up over every baseline and over the best one."""
+    bases = [name for name in job.baselines if name in found.samples and columns[name]["status"] == "ok"]
+    if not bases:
+        return None, {}
+    best = min(bases, key=lambda name: float(columns[name]["us"]))
+    ratios: dict[str, dict[str, Any]] = {}
+    for name in (*bases, *job.contenders):
+        if name in found.samples and columns[name]["status"] == "ok":
+            ratios[name] = {base: _paired(found.samples[base], found.samples[name]) for base in bases if base != name}
+            ratios[name][BEST] = ratios[name].get(best, _same())
+    if paired is not None and paired["over"] in bases and columns[RELEASE]["status"] == "ok":
+        over_us = float(columns[paired["over"]]["us"])
+        columns[RELEASE]["us"] = over_us / paired["speedup"]
+        ratios[RELEASE] = {base: _carried(paired, float(columns[base]["us"]) / over_us) for base in bases}
+        ratios[RELEASE][BEST] = ratios[RELEASE][best]
+    return best, ratios
+
+
+def _turning(call: Call, ring: Sequence[tuple[Any, ...]]) -> Callable[[], object]:
+    turn = itertools.cycle(ring)
+    return lambda: call(*next(turn))
+
+
+def _sampled(runs: Mapping[str, Callable[[], object]], device: torch.device, job: Job) -> dict[str, list[float]]:
+    """At least seven rounds; with a window, as many as fill it."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    until = time.monotonic() + (job.profile.measure_s if job.profile.window else 0.0)
+    while runs:
+        for name, values in interleave(runs, device, budget_s=job.profile.measure_s).items():
+            samples[name] += values
+        rounds = min(map(len, samples.values()))
+        if rounds >= _MOST_ROUNDS or (rounds >= FEWEST_PAIRS and time.monotonic() >= until):
+            break
+    return samples
+
+
+def _apart(run: Callable[[], object], device: torch.device) -> dict[str, float | None]:
+    host_us = host_time_us(run, device, calls=_LOOKS)
+    return {"host_us": host_us, "device_us": device_time_us(run, device, calls=_LOOKS) if device.type == "cuda" else None}
+
+
+def _paired(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
+    found = summarise(list(zip(base, own, strict=True)))
+    return {"speedup": found.speedup, "low": found.low, "high": found.high, "steady": int(found.steady)}
+
+
+def _carried(paired: Mapping[str, Any], factor: float) -> dict[str, float]:
+    return {name: float(paired[name]) * factor for name in ("speedup", "low", "high")} | {"steady": 1}
+
+
+def _same() -> dict[str, float]:
+    return {"speedup": 1.0, "low": 1.0, "high": 1.0, "steady": 1}

@@ -1,0 +1,126 @@
+"""Plots of the page as SVG written by hand: no library, no script, colours of the page's style sheet.
+
+Speed-ups of a level's tasks in ascending order, fast_p curves of the levels, speed-up against tuning time. Axes are logarithmic
+where they hold speed-ups. It computes nothing but places.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Curve", "Dot", "curves", "dots"]
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 760, 260, 52, 34, 12, 12
+_TICKS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_DASHES = ("", "7 4", "2 4", "10 3 2 3")
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One task: its speed-up with the interval, a name to show, and whether something was swapped in."""
+
+    name: str
+    speedup: float
+    low: float
+    high: float
+    filled: bool
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def dots(found: Sequence[Dot], label: str) -> str:
+    """Tasks side by side, slowest first; filled where something was swapped in, with 95 % intervals."""
+    ordered = sorted(found, key=lambda dot: dot.speedup)
+    low = min([0.8, *(dot.low for dot in ordered)])
+    high = max([1.5, *(dot.high for dot in ordered)])
+    y = _log_scale(low, high)
+    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(ordered))
+    marks = []
+    for place, dot in enumerate(ordered):
+        x = _LEFT + (place + 0.5) * step
+        colour = "var(--first)" if dot.filled else "none"
+        marks.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(dot.low):.1f}" y2="{y(dot.high):.1f}" stroke="var(--muted)"/>')
+        marks.append(
+            f'<circle cx="{x:.1f}" cy="{y(dot.speedup):.1f}" r="3" fill="{colour}" stroke="var(--first)">'
+            f"<title>{html.escape(dot.name)}: {dot.speedup:.3f}x</title></circle>"
+        )
+    return _svg([*_grid(low, high), *marks, _caption("tasks, slowest first")], label)
+
+
+def curves(found: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool) -> str:
+    """Lines over a logarithmic horizontal axis; the vertical one is a speed-up or a share."""
+    xs = [x for curve in found for x, _ in curve.points if x > 0]
+    ys = [y for curve in found for _, y in curve.points]
+    if not xs:
+        return ""
+    low_x, high_x = min(xs), max(max(xs), min(xs) * 1.01)
+    low, high = (min([0.9, *ys]), max([1.1, *ys])) if logarithmic_y else (0.0, 1.0)
+    y = _log_scale(low, high) if logarithmic_y else (lambda share: _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP))
+    span = math.log(high_x / low_x)
+    parts = _grid(low, high) if logarithmic_y else _shares()
+    for number, curve in enumerate(found):
+        places = [(_LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(max(px, low_x) / low_x) / span, y(py)) for px, py in curve.points]
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+        dash = f' stroke-dasharray="{_DASHES[number % 4]}"' if _DASHES[number % 4] else ""
+        colour = "var(--first)" if number % 2 == 0 else "var(--second)"
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        px, py = places[-1] if logarithmic_y else places[0]
+        anchor = "end" if logarithmic_y else "start"
+        parts.append(f'<text x="{px:.1f}" y="{py - 4:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(curve.name)}</text>')
+    for tick in _ticks_between(low_x, high_x):
+        px = _LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(tick / low_x) / span
+        parts.append(f'<text x="{px:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle" fill="var(--muted)">{tick:g}</text>')
+    return _svg([*parts, _caption(axis)], label)
+
+
+def _log_scale(low: float, high: float) -> Callable[[float], float]:
+    span = math.log(high / low)
+    return lambda value: _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - math.log(value / low) / span)
+
+
+def _ticks_between(low: float, high: float) -> list[float]:
+    found = [tick for tick in (*_TICKS, 200.0, 500.0, 1_000.0) if low <= tick <= high]
+    return found if len(found) <= 10 else found[:: math.ceil(len(found) / 10)]
+
+
+def _grid(low: float, high: float) -> list[str]:
+    y = _log_scale(low, high)
+    parts = []
+    for tick in _ticks_between(low, high):
+        weight = "2" if tick == 1.0 else "1"
+        colour = "var(--muted)" if tick == 1.0 else "var(--grid)"
+        parts.append(_rule(y(tick), colour, weight) + _tick(y(tick), f"{tick:g}x"))
+    return parts
+
+
+def _shares() -> list[str]:
+    height = _HEIGHT - _BOTTOM - _TOP
+    places = [(share, _HEIGHT - _BOTTOM - share * height) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return [_rule(y, "var(--grid)", "1") + _tick(y, f"{100 * share:.0f} %") for share, y in places]
+
+
+def _rule(y: float, colour: str, weight: str) -> str:
+    return f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" stroke-width="{weight}"/>'
+
+
+def _tick(y: float, text: str) -> str:
+    return f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="var(--muted)">{text}</text>'
+
+
+def _caption(text: str) -> str:
+    place = f'x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}"'
+    return f'<text {place} text-anchor="middle" fill="var(--muted)">{html.escape(text)}</text>'
+
+
+def _svg(parts: Sequence[str], label: str) -> str:
+    head = f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-size="11"'
+    return head + ' xmlns="http://www.w3.org/2000/svg" font-family="var(--font)">' + "".join(parts) + "</svg>"

@@ -1,0 +1,74 @@
+"""Stops, continues and ends a process with everything it started, whatever sessions those made for themselves. Linux only.
+
+Only descendants of processes that the caller started are ever touched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+__all__ = ["end", "family", "freeze", "thaw"]
+
+_PASSES = 3  # a process may start another one while its family is being listed
+_GRACE_S = 5.0
+
+
+def family(pid: int) -> list[int]:
+    """The process and its living descendants, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def freeze(pid: int) -> None:
+    """Stop them all, and whatever they started before they were stopped."""
+    stopped: set[int] = set()
+    for _ in range(_PASSES):
+        found = [one for one in family(pid) if one not in stopped]
+        if not found:
+            return
+        for one in found:
+            _signal(one, signal.SIGSTOP)
+        stopped.update(found)
+
+
+def thaw(pid: int) -> None:
+    """Let them all go on, children first: none of them is to find the other side of a pipe asleep."""
+    for one in reversed(family(pid)):
+        _signal(one, signal.SIGCONT)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill it and all it started, and wait for it. Safe to call twice."""
+    if process.poll() is not None:
+        return
+    for one in family(process.pid):
+        _signal(one, signal.SIGKILL)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return  # in an uninterruptible driver call: it dies when that returns
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        told = (entry / "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None  # it has ended meanwhile
+    return int(told.rpartition(")")[2].split()[1])
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended meanwhile

@@ -1,0 +1,46 @@
+"""The file of results: one JSON object a task, appended as soon as it is known, read back to go on and to report.
+
+A row is of a task (its source's digest), a job and an environment. Going on, a row counts only where all of task, job and GPU are
+the same. It holds no path, host name or user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernelbench.job import Job
+from benchmarks.kernelbench.tasks import Task
+from benchmarks.report import SCHEMA
+from torch_cudal1.commands import results
+
+__all__ = ["append", "finished", "read"]
+
+_KEYS = frozenset({"kind", "schema", "job", "task", "columns", "against", "environment", "of"})
+
+
+def append(out: Path, task: Task, row: Mapping[str, Any], job: Job, environment: Mapping[str, Any], *, of: int) -> None:
+    """Add a task's row; `of`: how many tasks the whole benchmark has."""
+    about = {"key": task.key, "level": task.level, "number": task.number, "name": task.name}
+    about |= {"sizes": task.sizes, "scale": task.scale, "sha256": task.digest}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    head = {"schema": SCHEMA, "kind": "kernelbench", "task": about, "job": job.to_json(), "precision": job.label, "of": of}
+    results.append(out, {**head, **row, "environment": dict(environment)})
+
+
+def read(*files: Path) -> list[dict[str, Any]]:
+    """Every readable row of those files, the newest of a task and job, by level and number."""
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for file in files:
+        for row in results.read(file, _KEYS):
+            if row["kind"] == "kernelbench" and row["schema"] == SCHEMA:
+                newest[str(row["job"]), row["task"]["key"], row["task"]["sha256"], row["environment"]["gpu"]] = row
+    return sorted(newest.values(), key=lambda row: (row["task"]["level"], row["task"]["number"]))
+
+
+def finished(out: Path, job: Job, tasks: Sequence[Task]) -> set[tuple[str, str]]:
+    """Keys and digests of the tasks that `out` has a row for, under this job."""
+    wanted, asked = {(task.key, task.digest) for task in tasks}, job.to_json()
+    found = {(row["task"]["key"], row["task"]["sha256"]) for row in read(out) if row["job"] == asked}
+    return found & wanted

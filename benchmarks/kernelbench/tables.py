@@ -1,0 +1,238 @@
+"""Rows as groups of tables, for Markdown and for the page alike. A group is what may be put into one table: one job on one GPU.
+
+Every group says its precision, how many of the benchmark's tasks have a row yet, and which versions measured them. Sizes that were
+cut down are never called a result: `headline` refuses them, and refuses a group in which tasks are still missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.kernelbench.ablation import products, told
+from benchmarks.kernelbench.job import EAGER, OURS, Job
+from benchmarks.kernelbench.statistics import BEST, Ratio, Summary, fast_p, geomean, ratios, summarise, tuning_curve
+
+__all__ = ["Group", "Table", "groups", "headline", "of_level"]
+
+_ABSENT = "-"
+_CURVE_S = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 1_200.0)
+_STATISTICS = ("mean", "max", "75 %", "50 %", "25 %", "success", "> 1.01x", "geometric mean", "clamped at 1")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; the first column names the line."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one job on one GPU. `total`: how many tasks the benchmark has."""
+
+    job: Job
+    sizes: str
+    gpu: str
+    total: int
+    rows: list[Mapping[str, Any]]
+    tables: list[Table] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What a reader must know before any number."""
+        sizes = "today's sizes" if self.sizes == "today" else "the CUDA-L1 release's sizes"
+        return f"KernelBench, {sizes}, {self.job.label}; profile {self.job.profile.name}, {self.job.mode} mode"
+
+    @property
+    def about(self) -> str:
+        """Machine, versions and completeness in a sentence each."""
+        versions = Counter(f"{e['version'] or e['package']}" for e in (row["environment"] for row in self.rows))
+        where = self.rows[0]["environment"]
+        machine = self.gpu or f"{where['cores']} cores of {where['cpu']}"
+        lack = "" if len(self.rows) >= self.total else f" INCOMPLETE: {self.total - len(self.rows)} tasks have no row yet."
+        mixed = " Measured by several versions of the package." if len(versions) > 1 else ""
+        tune_s = self.job.profile.tune_s
+        software = f"torch {where['torch']}, Triton {where['triton']}, Python {where['python']}, package {', '.join(versions)}"
+        return f"{machine}, {software}; {len(self.rows)} of {self.total} tasks, search budget {tune_s:g} s a task.{lack}{mixed}"
+
+
+def groups(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
+    """One group for each job, GPU and set of sizes, in the order in which they come."""
+    found: dict[str, Group] = {}
+    for row in rows:
+        name = str((row["job"], row["environment"]["gpu"], row["task"]["sizes"]))
+        if name not in found:
+            found[name] = Group(Job.from_json(row["job"]), row["task"]["sizes"], row["environment"]["gpu"], int(row["of"]), [])
+        found[name].rows.append(row)
+    for group in found.values():
+        group.tables.extend(_tables(group))
+    return list(found.values())
+
+
+def headline(group: Group) -> dict[str, float]:
+    """Geometric means over all tasks against each baseline. Raises ValueError for a group that is no result."""
+    if group.job.scale != 1:
+        raise ValueError(f"sizes were cut down by {group.job.scale}: that is no result; measure with --scale 1")
+    if len(group.rows) < group.total:
+        raise ValueError(f"{group.total - len(group.rows)} of {group.total} tasks have no row; run again with the same --out")
+    found = {base: geomean([r.speedup for r in ratios(group.rows, OURS, base)]) for base in (BEST, *group.job.baselines)}
+    return {base: value for base, value in found.items() if value is not None}
+
+
+def of_level(found: Iterable[Ratio], level: int | None) -> list[Ratio]:
+    """Of one level, or all."""
+    return [ratio for ratio in found if level in (None, ratio.level)]
+
+
+def _tables(group: Group) -> list[Table]:
+    made = [_compared(group, name) for name in group.job.contenders]
+    made += [_baselines(group), _curve(group), _apart(group), *_search(group), _trouble(group), _each(group)]
+    if group.job.arms:
+        made.append(_arms(group))
+    return [table for table in made if table.rows]
+
+
+def _levels(group: Group) -> list[int | None]:
+    return [None, *sorted({int(row["task"]["level"]) for row in group.rows})]
+
+
+def _compared(group: Group, name: str) -> Table:
+    lines = []
+    for base in (BEST, *group.job.baselines):
+        found = ratios(group.rows, name, base)
+        for level in _levels(group):
+            summary = summarise(of_level(found, level))
+            label = "best of all" if base == BEST else base
+            lines.append([label, "all" if level is None else str(level), *_cells(summary)])
+    note = "A task without an answer counts as 1.0. Against one baseline, tasks for which that baseline does not run are left out."
+    return Table(f"{name} against each baseline", ("baseline", "level", *_STATISTICS), lines, note)
+
+
+def _cells(found: Summary) -> list[str]:
+    numbers = [_x(value) for value in (found.mean, found.most, found.p75, found.p50, found.p25)]
+    counts = [f"{found.success}/{found.tasks}", f"{found.counted}/{found.tasks}"]
+    return [*numbers, *counts, _x(found.geomean), _x(found.clamped)]
+
+
+def _baselines(group: Group) -> Table:
+    lines = []
+    for base in group.job.baselines:
+        if base != EAGER:
+            found = [ratio for ratio in ratios(group.rows, base, EAGER) if ratio.measured]
+            lines.append([base, *(_x(geomean([r.speedup for r in of_level(found, level)])) for level in _levels(group))])
+    best = Counter(str(row["best"]) for row in group.rows if row["best"])
+    wins = ", ".join(f"{name} {count}" for name, count in best.most_common())
+    columns = ("baseline", *("all" if level is None else f"level {level}" for level in _levels(group)))
+    return Table("Baselines against eager, geometric means where they run", columns, lines, f"Fastest: {wins}.")
+
+
+def _curve(group: Group) -> Table:
+    lines = []
+    grid: list[str] = []
+    for name in group.job.contenders:
+        for level in _levels(group):
+            points = fast_p(of_level(ratios(group.rows, name), level))
+            grid = [f"{p:g}" for p, _ in points]
+            lines.append([name, "all" if level is None else str(level), *(f"{100 * share:.0f} %" for _, share in points)])
+    return Table(
+        "fast_p against the best baseline: share of tasks that are right and more than p times as fast", ("", "level", *grid), lines
+    )
+
+
+def _apart(group: Group) -> Table:
+    """Best baseline's time over the contender's, device and host clocks apart."""
+    lines = []
+    for name in group.job.contenders:
+        cells = []
+        for clock in ("device_us", "host_us"):
+            pairs = [
+                (row["columns"].get(row["best"], {}).get(clock), row["columns"].get(name, {}).get(clock)) for row in group.rows
+            ]
+            cells.append(_x(geomean([base / own for base, own in pairs if base and own])))
+        if cells != [_ABSENT, _ABSENT]:
+            lines.append([name, *cells])
+    note = "Each clock alone, unpaired: device time between events with a cold L2 cache, host time until the call returns."
+    return Table("Device and host time apart: best baseline over contender, geometric means", ("", "device", "host"), lines, note)
+
+
+def _search(group: Group) -> list[Table]:
+    """What won, and what finding it cost."""
+    swapped = [row for row in group.rows if row["ours"].get("swapped")]
+    gains = {ratio.key: ratio.speedup for ratio in ratios(group.rows, OURS)}
+    by: dict[str, list[float]] = {}
+    for row in swapped:
+        for technique in row["ours"]["techniques"] or ["schedule only"]:
+            by.setdefault(technique, []).append(gains[row["task"]["key"]])
+    lines = [[name, str(len(values)), _x(geomean(values))] for name, values in sorted(by.items(), key=lambda one: -len(one[1]))]
+    lines.append(["any", str(len(swapped)), _x(geomean([gains[row["task"]["key"]] for row in swapped]))])
+    won = Table(
+        "What was swapped in: tasks, and geometric mean of those against the best baseline", ("technique", "tasks", "gain"), lines
+    )
+    spent = [float(row["ours"]["tune_s"]) for row in group.rows if row["ours"].get("tune_s") is not None]
+    if not spent:
+        return []
+    curve = tuning_curve(group.rows, OURS)
+    reached = [[f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])] for limit in _CURVE_S]
+    note = f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}."
+    return [
+        won,
+        Table("Speed-up against the best baseline if each search had stopped after", ("seconds", "geometric mean"), reached, note),
+    ]
+
+
+def _trouble(group: Group) -> Table:
+    """Everything that a reader must not have to look for: regressions, failures, wrong results, our own fall-backs."""
+    lines = []
+    for row in group.rows:
+        key = f"{row['task']['key']} {row['task']['name']}"
+        for name in group.job.contenders:
+            best = row["against"].get(name, {}).get(BEST)
+            if best is not None and best["speedup"] < 0.98:
+                lines.append(
+                    [key, name, "slower", f"{_x(best['speedup'])} [{best['low']:.3f}, {best['high']:.3f}] of {row['best']}"]
+                )
+        for name, column in row["columns"].items():
+            if column["status"] != "ok":
+                lines.append([key, name, column["status"], str(column["reason"])[:200]])
+        lines += [[key, OURS, "fell back", reason[:200]] for reason in row["ours"].get("fallbacks", [])[:1]]
+    return Table("Slower than 0.98x, failed, wrong, refused", ("task", "column", "what", "why"), lines)
+
+
+def _each(group: Group) -> Table:
+    names = [*group.job.baselines, *group.job.contenders]
+    lines = []
+    for row in group.rows:
+        times = [_us(row["columns"].get(name, {})) for name in names]
+        best = row["against"].get(OURS, {}).get(BEST)
+        runs = " + ".join(row["ours"].get("techniques") or row["ours"].get("runs") or [])
+        speed = f"{best['speedup']:.3f}x [{best['low']:.3f}, {best['high']:.3f}]" if best else _ABSENT
+        error = row["columns"].get(OURS, {}).get("checked", {}).get("error_ratio")
+        lines.append(
+            [f"{row['task']['key']} {row['task']['name']}", *times, speed, runs, _ABSENT if error is None else f"{error:.2f}"]
+        )
+    columns = ("task", *(f"{name}, µs" for name in names), "against the best", "runs", "error / eager's")
+    return Table("Every task", columns, lines)
+
+
+def _arms(group: Group) -> Table:
+    found = products(group.rows)
+    lines = [[name, _x(value)] for name, value in told(found).items()]
+    note = f"{len(found)} tasks with every arm, against eager. Gains multiply where together over product is 1.0."
+    return Table("Techniques alone and together", ("", "geometric mean"), lines, note)
+
+
+def _us(column: Mapping[str, Any]) -> str:
+    if column.get("us") is None:
+        return str(column.get("status", _ABSENT))
+    return f"{column['us']:.1f}" if column["us"] < 1000 else f"{column['us']:.0f}"
+
+
+def _x(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,81 @@
+"""Is what the package answers right: against a float64 run of the task on inputs that nobody has seen, as everywhere in benchmarks.
+
+Where a task cannot be run in float64 (it makes float32 tensors itself, or is too large for it), the answer is compared with
+eager's, which is said in the row. Every call starts from the same random state, so that tasks that draw numbers are comparable.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from benchmarks.compare import Reference, compare, reference
+from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
+
+__all__ = ["Checked", "Expected", "check", "expected"]
+
+_EAGER_RUNS, _LARGE_BYTES = 2, 1 << 30  # of large results one run: their error is that of many elements already
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A fresh set of inputs and what belongs to it: eager's result, and the float64 reference or why there is none."""
+
+    inputs: tuple[Any, ...]
+    eager: Mapping[str, Tensor]
+    exact: Reference | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`by`: "float64" or "eager", and then `why` not float64; `reason` is empty when it passed."""
+
+    by: str
+    reason: str
+    error_ratio: float | None = None
+    why: str = ""
+
+    def worse(self, other: Checked) -> Checked:
+        """Both checks as one: the first reason, the larger error."""
+        errors = [value for value in (self.error_ratio, other.error_ratio) if value is not None]
+        return Checked(self.by, self.reason or other.reason, max(errors, default=None), self.why)
+
+
+def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
+    """What `module` should give for `inputs`. Raises what eager raises."""
+    runs = [_outputs(module, inputs)]
+    if sum(tensor.nbytes for tensor in runs[0].values()) < _LARGE_BYTES:
+        runs += [_outputs(module, inputs) for _ in range(_EAGER_RUNS - 1)]
+    try:
+        exact = _outputs(copy.deepcopy(module).double(), pytree.tree_map(_double, inputs))
+        if list(exact) != list(runs[0]):
+            return Expected(inputs, runs[0], None, "the float64 run has other outputs")
+        return Expected(inputs, runs[0], reference(exact, runs))
+    except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
+        return Expected(inputs, runs[0], None, f"no float64 run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def check(call: Call, wanted: Expected) -> Checked:
+    """Call it on the fresh inputs and compare. Raises what the call raises."""
+    found = _outputs(call, wanted.inputs)
+    if wanted.exact is None:
+        return Checked("eager", gross_error(found, wanted.eager), why=wanted.why)
+    verdict = compare(found, wanted.exact)
+    return Checked("float64", verdict.reason, verdict.error_ratio)
+
+
+def _outputs(call: Call, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+    torch.manual_seed(_SEED)
+    return tensors_of(call(*inputs))
+
+
+def _double(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
