@@ -1,7 +1,7 @@
 """Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
 
 A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or option that is misspelt or out
-of range is refused by name. Nothing is written to the environment.
+of range is refused by name. Nothing is written to the environment, but by `replace_environment` in a process made for a candidate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch_cudal1.errors import SettingError
 
-__all__ = ["HUB_REPOSITORY", "PREFIX", "Settings", "default_key_folder", "inherited_environment", "process_environment"]
+__all__ = [
+    "HUB_REPOSITORY",
+    "PREFIX",
+    "Settings",
+    "default_key_folder",
+    "inherited_environment",
+    "process_environment",
+    "replace_environment",
+]
 
 PREFIX = "TORCH_CUDAL1_"
 # A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no "..", no "--" in the name.
@@ -170,6 +178,12 @@ def process_environment() -> dict[str, str]:
     while block and (text := block[len(texts)]) is not None:
         texts.append(text.decode(errors="replace"))
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Make these the variables of this process: one that was forked for a candidate, and was to start with no others."""
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def _literal(name: str) -> Any:

@@ -21,7 +21,7 @@ from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
 from torch_cudal1.records import Schedule
 
-__all__ = ["Baselines", "LostOracle", "rank", "slot_of"]
+__all__ = ["Baselines", "LostOracle", "rank", "seat_eager", "slot_of"]
 
 _BUDGET_S = 5.0
 _COMPILE_S = 600.0  # a large module under Inductor on few cores
@@ -86,6 +86,16 @@ def rank(
     best = next(name for name in names if name == choose_baseline(medians))
     observe.record("judge", "baselines", subject.key[:12], best=best, medians_us=medians, failures=failures)
     return Baselines(best, medians, failures, tuple(given))
+
+
+def seat_eager(subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]]) -> Baselines:
+    """Eager alone, ready to be timed and not raced. Raises ReferenceFailure."""
+    given = [_given(subject.oracle, f"race {subject.key[:16]} {index}", tensors) for index, tensors in enumerate(sets)]
+    try:
+        _tried(subject, "eager", given[0])
+    except CandidateFailure as error:
+        raise ReferenceFailure("running the reference", error.found) from error
+    return Baselines("eager", {}, {}, tuple(given))
 
 
 def _tried(subject: PairSubject, name: Schedule, inputs: str) -> Outputs:

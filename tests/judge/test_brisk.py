@@ -1,0 +1,96 @@
+"""The short race, with scripted processes, so that the truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from torch_cudal1.judge.brisk import Race, _believed
+from torch_cudal1.judge.duel import ChildSpinner, Spun
+from torch_cudal1.judge.measure import measure
+from torch_cudal1.judge.profiles import BUCKETS, TIMING_PLANS
+from torch_cudal1.judge.sandbox import CandidateFailure
+from torch_cudal1.judge.timed import Audit
+
+TRAIN = TIMING_PLANS["train"]
+
+
+@dataclass
+class Machine:
+    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times the truth."""
+
+    call_us: float
+    request_us: float = 300.0
+    lie: float = 1.0
+    most_calls: int = 5_000
+    keep: bool = False
+    start: int = 0
+    shift: int = 0
+    batches: list[int] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        return self.batches[-1] if self.keep else 0
+
+    def spin(self, calls: int) -> Spun:
+        self.batches.append(calls)
+        spent = calls * self.call_us
+        return Spun((self.request_us + spent) / 1e6, spent * self.lie, calls)
+
+
+@dataclass
+class Looks:
+    kept: list[int] = field(default_factory=list)
+
+    def wanted(self) -> bool:
+        return True
+
+    def shift(self) -> int:
+        return 1
+
+    def look(self, start: int, shift: int, held: int) -> None:
+        self.kept.append(held)
+
+
+def race(baseline: Machine, candidate: Machine) -> tuple[Race, Looks]:
+    looks = Looks()
+    return Race(cast(ChildSpinner, baseline), cast(ChildSpinner, candidate), cast(Audit, looks)), looks
+
+
+def believed(machine: Machine) -> Any:
+    return _believed(cast(ChildSpinner, machine), machine.call_us * machine.lie)
+
+
+def test_a_race_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
+    found = measure(race(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN)
+    assert found.summary.speedup == pytest.approx(1.2)
+    assert found.steady
+    assert len(found.summary.means) == BUCKETS
+
+
+def test_samples_are_as_short_as_the_plan_says() -> None:
+    candidate = Machine(10.0)
+    measure(race(Machine(10.0), candidate)[0], TRAIN)
+    assert max(candidate.batches[-TRAIN.pairs * BUCKETS :]) == math.ceil(TRAIN.sample_us / 10.0)
+
+
+def test_an_output_of_every_bucket_is_looked_at() -> None:
+    sampler, looks = race(Machine(10.0), Machine(10.0))
+    measure(sampler, TRAIN)
+    assert len(looks.kept) == BUCKETS
+    assert all(looks.kept)
+
+
+@pytest.mark.parametrize("lie", [0.1, 0.5, 0.8])
+def test_a_clock_that_tells_less_than_passed_is_found_out(lie: float) -> None:
+    assert not believed(Machine(50.0, lie=lie)).passed
+    assert believed(Machine(50.0)).passed
+
+
+def test_a_batch_that_took_no_time_or_longer_than_its_request_is_refused() -> None:
+    for lie in (0.0, -1.0, 1e3):
+        with pytest.raises(CandidateFailure, match="us told of a request"):
+            race(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._cost(1, 5)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.sources import REFERENCE, TASK, program, source
+from torch_cudal1.errors import TargetError
+from torch_cudal1.judge.duel import ChildSpinner
+from torch_cudal1.judge.measure import Measurement
+from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.statistics import summarise
+from torch_cudal1.judge.timed import Timed, stability
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.records import Check, Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.lane import Lane, Terms, failure_of
+from torch_cudal1.training.measure import JudgeEvaluator, Remembered
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def terms(folder: Path) -> Terms:
+    return Terms(Settings(), Contract(), CPU, folder, rule="cudal1")
+
+
+class Clock:
+    """Tells the speed-ups it was given, one after the other, in place of a race."""
+
+    def __init__(self, *speedups: float) -> None:
+        self.speedups = list(speedups)
+        self.pids: list[int] = []
+
+    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+        speedup = self.speedups.pop(0)
+        self.pids.append(trial.child.pid)
+        assert baseline.spin(2).claimed_us > 0
+        found = Measurement(plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
+        return Timed(found, tuple(stability(found)), {})
+
+
+@pytest.fixture(scope="module")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    with Lane(terms(tmp_path_factory.mktemp("locks")), Clock()) as made:
+        yield made
+
+
+def measured(lane: Lane, text: str, *speedups: float, best: float | None = None) -> Measured:
+    lane._clock = Clock(*speedups)
+    return lane.measure(TASK, program("p", text), best).measured
+
+
+def test_a_right_program_has_the_rounded_score_and_its_buckets(lane: Lane) -> None:
+    found = measured(lane, source(), 1.239)
+    assert (found.outcome, found.score, found.task, found.program) == ("ok", 1.23, "relu", "p")
+    assert found.buckets == pytest.approx((1.239,) * 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "told"),
+    [
+        ("def f(:", "compile", "does not parse"),
+        ("x = 1", "compile", "defines no 'ModelNew'"),
+        (source(top="import nonexistent_module"), "compile", "nonexistent_module"),
+        (source("x.no_such_thing()"), "run", "no_such_thing"),
+        (source("torch.relu(x) * 2"), "wrong", "rms error"),
+        (source(before="import os; os.abort()"), "run", "SIGABRT"),
+        (source("(K.append(torch.relu(x) * 2 + 1), K[0])[1]", top="K = []"), "wrong", ""),
+    ],
+    ids=["syntax", "no entry", "import", "error", "wrong", "abort", "first call wins"],
+)
+def test_what_a_program_does_wrong_is_a_value_and_costs_only_itself(lane: Lane, text: str, outcome: str, told: str) -> None:
+    found = measured(lane, text)
+    assert found.outcome == outcome or (outcome == "wrong" and found.outcome == "hack")
+    assert told in found.detail
+    assert found.score is None
+
+
+def test_after_all_that_the_next_program_is_measured(lane: Lane) -> None:
+    assert measured(lane, source(), 1.5).score == 1.5
+
+
+def test_a_surprise_is_measured_again_in_a_fresh_process_and_the_lower_counts(lane: Lane) -> None:
+    found = measured(lane, source(), 4.0, 3.8)
+    assert found.score == 3.8
+    clock = lane._clock
+    assert isinstance(clock, Clock)
+    assert len(set(clock.pids)) == 2
+
+
+def test_twice_the_best_so_far_is_a_surprise_too(lane: Lane) -> None:
+    assert measured(lane, source(), 2.1, 2.0, best=1.0).score == 2.0
+    assert measured(lane, source(), 2.1, best=1.5).score == 2.1
+
+
+def test_a_surprise_that_does_not_repeat_has_no_score(lane: Lane) -> None:
+    found = measured(lane, source(), 9.0, 2.0, 4.0)
+    assert (found.outcome, found.score) == ("unstable", None)
+    assert "jump" in found.detail
+    assert "the same device" in found.detail
+
+
+def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) -> None:
+    with pytest.raises(TargetError, match="broken task"):
+        lane.measure(TrainingTask("broken task", "def get_inputs(): return 1"), program("p", source()))
+    assert measured(lane, source(), 1.5).score == 1.5
+
+
+def test_the_real_clock_times_a_real_program(tmp_path: Path) -> None:
+    with JudgeEvaluator(terms(tmp_path)) as evaluator:
+        (found,) = evaluator.measure(TASK, [program("p", source())])
+    assert found.outcome in ("ok", "unstable")  # how quiet this machine is, is not the test's business
+    assert evaluator.seconds["timing"] > 0
+
+
+def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_cudal1.training.measure._in_lane", _dying)
+    wrong = [program(f"p{index}", source(f"x * {index}")) for index in range(2)]
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
+        found = evaluator.measure(TASK, [wrong[0], program("killer", "x"), wrong[1], wrong[0]])
+    assert [(one.program, one.outcome) for one in found] == [("p0", "wrong"), ("killer", "run"), ("p1", "wrong"), ("p0", "wrong")]
+    assert "ended, twice" in found[1].detail
+    assert evaluator.memory.counts["asked"] == 4
+    assert evaluator.memory.counts["measured"] == 3
+
+
+def _dying(question: tuple[TrainingTask, Decoded, float | None]) -> object:
+    from torch_cudal1.training import measure
+    from torch_cudal1.training.lane import Lap
+
+    if question[1].program == "killer":
+        os._exit(9)
+    assert measure._LANE is not None
+    return Lap(Measured(question[0].id, question[1].program, "wrong"), {"pid": os.getpid()})
+
+
+def ok(score: float) -> Measured:
+    return Measured("relu", "p", "ok", score)
+
+
+def test_a_repeated_program_is_measured_at_its_first_second_fourth_eighth_coming() -> None:
+    memory, due = Remembered(), []
+    for coming in range(1, 17):
+        if memory.due(TASK, [program("p", source())]):
+            due.append(coming)
+            memory.take(ok(float(coming)))
+    assert due == [1, 2, 4, 8, 16]
+    assert memory.answer("relu", "p").score == 4.0
+    assert memory.best("relu") == 16.0
+
+
+def test_a_program_twice_in_a_batch_is_measured_once() -> None:
+    assert len(Remembered().due(TASK, [program("p", source())] * 5)) == 1
+
+
+@pytest.mark.parametrize("outcome", ["wrong", "hack", "compile", "run"])
+def test_a_failure_is_not_tried_again_and_outweighs_earlier_scores(outcome: str) -> None:
+    memory = Remembered()
+    memory.due(TASK, [program("p", source())])
+    memory.take(ok(2.0))
+    assert memory.due(TASK, [program("p", source())])
+    memory.take(Measured("relu", "p", outcome))  # type: ignore[arg-type]
+    assert not any(memory.due(TASK, [program("p", source())]) for _ in range(8))
+    assert memory.answer("relu", "p").outcome == outcome
+
+
+def test_an_unstable_measurement_is_forgotten_once_there_is_a_score() -> None:
+    memory = Remembered()
+    memory.due(TASK, [program("p", source())])
+    memory.take(Measured("relu", "p", "unstable"))
+    assert memory.answer("relu", "p").outcome == "unstable"
+    assert memory.due(TASK, [program("p", source())])
+    memory.take(ok(1.25))
+    assert memory.answer("relu", "p").score == 1.25
+
+
+def test_what_was_learnt_is_not_measured_again() -> None:
+    memory = Remembered()
+    memory.learn([ok(2.0), replace(ok(2.0), score=3.0)])
+    assert not memory.due(TASK, [program("p", source())])
+    assert memory.best("relu") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [
+        ("unstable", "unstable"), ("jump", "unstable"), ("compile", "compile"), ("numerics", "wrong"), ("guard_band", "wrong"),
+        ("call_history", "hack"), ("wall_slope", "hack"), ("env_diff", "hack"), ("resource", "run"), ("run", "run"),
+    ],
+)  # fmt: skip
+def test_each_check_is_one_kind_of_failure(check: str, kind: str) -> None:
+    assert failure_of(Check(check, False)) == kind
+
+
+def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
+    assert REFERENCE in lane._benches

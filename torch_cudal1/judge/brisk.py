@@ -1,0 +1,115 @@
+"""A short race of two processes for rewards: each side times its own batches, this process's clock then says whether to believe it.
+
+`judge.duel` reads only the parent's clock, so every sample must drown the jitter of a request: over a second for one candidate,
+which is too long where thousands are measured. Here a sample is as short as the timing plan says, read by the C++ clock in the
+child, and one slope on the parent's clock at the end must tell the same time per call (`wall_slope`). A candidate that lies about
+time by under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses this.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, field, replace
+
+from torch_cudal1.judge.duel import ChildSpinner, Slope, most_calls, slope, wall_slope
+from torch_cudal1.judge.measure import Pairs, measure
+from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.roofline import Work, ceiling, roofline
+from torch_cudal1.judge.sandbox import CandidateFailure
+from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
+from torch_cudal1.judge.timing import L2, Batch, Warm
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.records import Check
+
+__all__ = ["Race", "time_briskly"]
+
+_WARM_CALLS = 3
+_WARM_US = 1_000.0  # a batch this long says what a call costs
+_SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
+
+
+@dataclass
+class Race:
+    """Two spinners as a `Sampler`, baseline first, each on its own process's clock. `audit` looks at outputs of timed calls."""
+
+    baseline: ChildSpinner
+    candidate: ChildSpinner
+    audit: Audit
+    temperatures: tuple[L2, ...] = field(default=("hot",))
+
+    def warm(self) -> tuple[Warm, Warm]:
+        """First calls, then batches of growing length. Raises CandidateFailure."""
+        return _warm(self.baseline), _warm(self.candidate)
+
+    def bucket(self, batch: Batch) -> Pairs:
+        """Pairs of batches, A B B A or B A A B; the candidate's last one keeps its outputs. Raises CandidateFailure."""
+        pairs: Pairs = []
+        self.candidate.shift = self.audit.shift()
+        while len(pairs) < batch.pairs:
+            leads = random.getrandbits(1)
+            for first in (leads, 1 - leads)[: batch.pairs - len(pairs)]:
+                self.candidate.keep = self.audit.wanted() and len(pairs) == batch.pairs - 1
+                costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
+                pairs.append((costs[0], costs[1]))
+        self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
+        return pairs
+
+    def _cost(self, side: int, calls: int) -> float:
+        spinner = (self.baseline, self.candidate)[side]
+        spun = spinner.spin(min(calls, spinner.most_calls) if spinner.keep else calls)
+        if not 0 < spun.claimed_us <= spun.wall_s * 1e6:
+            raise CandidateFailure(
+                "timing", f"{spun.claimed_us} us told of a request that took {spun.wall_s * 1e6:.0f}", "wall_slope"
+            )
+        return spun.claimed_us / spun.calls
+
+
+def time_briskly(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+    """Measure slot "candidate" of the trial's child against a slot of another child, on input sets drawn now.
+
+    Raises CandidateFailure.
+    """
+    fresh = replace(trial, samples={}, results={}, book={})
+    for _ in range(2):
+        fresh.draw("normal")
+    audit = Audit(fresh, plan)
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device), keep=False)
+    started = time.monotonic()
+    try:
+        found = measure(Race(replace(baseline, keep=False), spinner, audit), plan)
+    except ValueError as error:
+        raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+    bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
+    checks = [audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
+    if trial.device.type == "cuda":
+        trial.child.call("warm", a="candidate", b="candidate", sets=audit.sets)
+        checks += sync_checks(trial.child.call("look"))
+    fresh.drop(*list(fresh.samples.values()))
+    return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+
+
+def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
+    """`wall_slope`: noise passes on a later try with longer batches, a false clock on none."""
+    spinner.keep = False
+    slopes: list[Slope] = []
+    for attempt in range(_SLOPE_TRIES):
+        slopes = [slope(spinner, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(1 + attempt)]
+        answer = wall_slope(slopes)
+        if answer.passed:
+            break
+    return answer
+
+
+def _warm(spinner: ChildSpinner) -> Warm:
+    first_us = spinner.spin(1).wall_s * 1e6
+    for _ in range(_WARM_CALLS):
+        spinner.spin(1)
+    calls = 1
+    while True:
+        spun = spinner.spin(calls)
+        cost_us = spun.claimed_us / calls
+        if spun.claimed_us >= _WARM_US or 2 * calls > spinner.most_calls:
+            return Warm(first_us, cost_us, cost_us)
+        calls *= 2

@@ -1,0 +1,61 @@
+"""Who may use a GPU now: any number of lanes that validate, or one that times, in however many processes.
+
+A lane that wants to time is let in before those that come after it, and together with `gpu_state.exclusive` it has the GPU to
+itself among all judges of this user. Other programs are not kept away. The locks end with the processes that hold them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from torch_cudal1.judge.gpu_state import exclusive
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """The locks of one device in `folder`. One object a lane: its threads would share what it holds."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+        self._folder, self._device = folder, device
+        self._door, self._room = (
+            os.open(folder / f"{part}-{name}.lock", os.O_RDWR | os.O_CREAT, 0o600) for part in ("door", "room")
+        )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        os.close(self._door)
+        os.close(self._room)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Work on the device beside others, while nobody times."""
+        with _held(self._door, fcntl.LOCK_EX):
+            fcntl.flock(self._room, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Work on the device while nobody else does. Waits until those inside have left; nobody else comes in meanwhile."""
+        with _held(self._door, fcntl.LOCK_EX), _held(self._room, fcntl.LOCK_EX), exclusive(self._device, self._folder):
+            yield
+
+
+@contextmanager
+def _held(fd: int, how: int) -> Iterator[None]:
+    fcntl.flock(fd, how)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,0 +1,317 @@
+"""One lane of the evaluator: an oracle process with references, and a process for each candidate, judged in the `train` profile.
+
+    contract -> load -> compile -> validate (beside other lanes) -> time (alone on the GPU) -> re-verify if it surprises
+
+It is the judge's own protocol (`judge.validate`, `judge.brisk`, `judge.confirm`) with two things changed for speed: processes are
+forked (`judge.nursery`) one ahead, and the denominator is eager alone, as in the paper, unless asked otherwise. Whatever a program
+does wrong is a `Measured` value. A reference that cannot be used raises TargetError with the task's name; a machine that cannot
+judge raises SandboxError. It keeps no scores: see `measure`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from secrets import randbits
+from typing import Literal, TypeAlias
+
+import torch
+
+from torch_cudal1.errors import SandboxError, TargetError
+from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
+from torch_cudal1.judge.brisk import time_briskly
+from torch_cudal1.judge.confirm import confirm
+from torch_cudal1.judge.contract import source_contract
+from torch_cudal1.judge.detectors import Detector
+from torch_cudal1.judge.duel import ChildSpinner
+from torch_cudal1.judge.inputs import make_inputs
+from torch_cudal1.judge.limits import Trust
+from torch_cudal1.judge.nursery import Nursery
+from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan, profile_for
+from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.subject import ReferenceFailure
+from torch_cudal1.judge.timed import Timed
+from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.validate import detectors_of, validate
+from torch_cudal1.records import Check, Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.gate import Gate
+from torch_cudal1.training.records import Decoded, Failure, Measured, TrainingTask
+from torch_cudal1.training.reward import Rule, Unstable, score_of
+
+__all__ = ["Lane", "Lap", "Terms", "failure_of"]
+
+Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Timed]
+_CHEATS = frozenset(
+    (
+        *("env_diff", "fresh_output", "call_history", "impostor", "ghost", "isolation", "protocol", "stream_order", "state_dict"),
+        *("timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline"),
+    )
+)
+_BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
+_REFERENCES = 16  # that one oracle process holds before it is replaced
+_MOST_LOANS = 64  # of one process, to programs of our own templates
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what programs are measured.
+
+    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: see
+    `reward.score_of`; "strict" also wants buckets within 2 %. `trust`: "own" for programs that our templates render: their process
+    is used again while nothing went wrong in it; what a language model writes is "foreign" and has a process for itself.
+    `folder`: for the locks of the GPU.
+    """
+
+    settings: Settings
+    contract: Contract
+    device: torch.device
+    folder: Path
+    gradients: bool = False
+    baseline: Literal["eager", "best"] = "eager"
+    rule: Rule = "strict"
+    trust: Trust = "foreign"
+    forked: bool = True
+
+    @property
+    def plan(self) -> TimingPlan:
+        """The judge's `train` plan, with the gate that the rule wants."""
+        return replace(TIMING_PLANS["train"], gate="reject" if self.rule == "strict" else "widen")
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One measurement, and how many seconds each step of it took."""
+
+    measured: Measured
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Bench:
+    subject: PairSubject
+    examples: list[torch.Tensor]
+    book: Book = field(default_factory=dict)
+    baselines: Baselines | None = None
+
+
+@dataclass
+class _Watch:
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+class Lane:
+    """Measures programs one after the other. Use it as a context manager, from one thread."""
+
+    def __init__(self, terms: Terms, clock: Clock = time_briskly) -> None:
+        self.terms, self._clock = terms, clock
+        self._stack = ExitStack()
+        # Linux kills a child with the thread that started it, so these threads live as long as the lane.
+        self._starters = self._stack.enter_context(ThreadPoolExecutor(2, "cudal1-lane"))
+        self._gate = Gate(terms.folder, terms.device)
+        self._stack.callback(self._gate.close)
+        self._nursery: Nursery | None = None
+        self._next: Future[Child] | None = None
+        self._kept: tuple[Child, int] | None = None  # a process that may be lent again, and how often it was
+        self._oracle: Child | None = None
+        self._benches: dict[str, _Bench] = {}
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        self._dismiss()
+        if self._next is not None and self._next.exception() is None:
+            self._next.result().close()
+        if self._kept is not None:
+            self._kept[0].close()
+        if self._nursery is not None:
+            self._nursery.close()
+        self._next = self._kept = self._nursery = None
+        self._stack.close()
+
+    def measure(self, task: TrainingTask, program: Decoded, best: float | None = None) -> Lap:
+        """Judge one program. `best`: the task's highest score so far. Raises TargetError, SandboxError."""
+        watch = _Watch()
+        candidate = SourceCandidate(program.source)
+        checks = source_contract(candidate)
+        found: tuple[float, tuple[float, ...]] | Check
+        if failed := _failed(checks):
+            found = replace(failed, name="compile")
+        else:
+            try:
+                found = self._judged(task.reference, candidate, watch, best)
+            except ReferenceFailure as error:
+                raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
+        if isinstance(found, Check):
+            measured = Measured(task.id, program.program, failure_of(found), detail=f"{found.name}: {found.detail}"[:600])
+        else:
+            measured = Measured(task.id, program.program, "ok", found[0], buckets=found[1])
+        return Lap(measured, watch.seconds)
+
+    def _judged(
+        self, reference: str, candidate: SourceCandidate, watch: _Watch, best: float | None
+    ) -> tuple[float, tuple[float, ...]] | Check:
+        """The score with its bucket means, or the check that failed. Raises ReferenceFailure."""
+        with watch.step("start"):
+            bench = self._bench(reference)
+            child = self._child()
+        found: tuple[float, tuple[float, ...]] | Check = Check("resource", False, detail="it was not finished")
+        try:
+            trial = Trial(
+                *(bench.subject, candidate, self.terms.contract, self.terms.device, child, bench.examples),
+                profile=profile_for("train"),
+                gradients=self.terms.gradients,
+                book=bench.book,
+            )
+            found = self._tried(trial, bench, watch, best)
+        finally:
+            self._give_back(child, clean=not isinstance(found, Check) or failure_of(found) in ("wrong", "unstable"))
+        if isinstance(found, Check) and found.name == "inputs":
+            self._dismiss()
+            raise ReferenceFailure("measuring", found.detail)
+        return found
+
+    def _tried(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
+        with watch.step("load"):
+            try:
+                trial.load("candidate", trial.candidate)
+            except CandidateFailure as error:
+                return Check("compile" if error.detector == "load_source" else error.detector, False, detail=error.found)
+        with watch.step("compile"):
+            self._compile_ahead(trial)
+        asked = [self._gated(detector, watch) for detector in detectors_of(trial.profile)]
+        if failed := _failed(validate(trial, detectors=asked).checks):
+            return failed
+        with watch.step("wait"):
+            alone = ExitStack()
+            alone.enter_context(self._gate.alone())
+        with alone, watch.step("timing"):
+            try:
+                return self._timed(trial, bench, best)
+            except CandidateFailure as error:
+                return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
+
+    def _timed(self, trial: Trial, bench: _Bench, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
+        baselines = bench.baselines or self._ranked(bench)
+        bench.baselines = baselines
+
+        def race(one: Trial) -> Timed:
+            side = ChildSpinner(bench.subject.oracle, slot_of(bench.subject, baselines.best), list(baselines.sets))
+            return self._clock(one, side, self.terms.plan)
+
+        def afresh() -> Timed:
+            with trial.elsewhere() as other:
+                return race(other)
+
+        timed = confirm(race(trial), afresh, best)
+        if failed := _failed(timed.checks):
+            return failed
+        means = timed.measurement.summary.means
+        score = score_of(means, self.terms.rule)
+        return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, means)
+
+    def _ranked(self, bench: _Bench) -> Baselines:
+        subject, examples = bench.subject, bench.examples
+        sets = [make_inputs(subject, randbits(62), "normal", self.terms.device, examples=examples) for _ in range(2)]
+        return seat_eager(subject, sets) if self.terms.baseline == "eager" else rank(subject, sets)
+
+    def _compile_ahead(self, trial: Trial) -> None:
+        """Run it once beside whatever others do: what compiles at its first call is not to hold the GPU's lock meanwhile."""
+        if self.terms.device.type != "cuda":
+            return
+        try:
+            other = trial.aside(trial.subject, "ahead")
+            sample = other.draw("normal")
+            other.run(sample)
+            other.drop(sample)
+        except CandidateFailure:
+            return  # validation meets the same and says what it means
+
+    def _gated(self, detector: Detector, watch: _Watch) -> Detector:
+        @wraps(detector)
+        def run(trial: Trial) -> list[Check]:
+            with watch.step("wait"):
+                gate = ExitStack()
+                gate.enter_context(self._gate.shared())
+            with gate, watch.step(getattr(detector, "__name__", "detector")):
+                return detector(trial)
+
+        return run
+
+    def _bench(self, reference: str) -> _Bench:
+        if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
+            self._dismiss()
+            self._oracle = self._start("own").result()
+        if reference not in self._benches:
+            try:
+                self._benches[reference] = _Bench(*read_reference(self._oracle, reference, self.terms.device))
+            except SandboxError as error:
+                self._dismiss()
+                raise ReferenceFailure(error.stage, error.found) from error
+        return self._benches[reference]
+
+    def _dismiss(self) -> None:
+        if self._oracle is not None:
+            self._oracle.close()
+        self._oracle, self._benches = None, {}
+
+    def _child(self) -> Child:
+        """A process that has run nothing of a stranger, or nothing that went wrong of our own templates."""
+        if self._kept is not None:
+            return self._kept[0]
+        coming = self._next or self._start(self.terms.trust)
+        self._next = self._start(self.terms.trust)
+        return coming.result()
+
+    def _give_back(self, child: Child, *, clean: bool) -> None:
+        loans = 1 if self._kept is None else self._kept[1] + 1
+        self._kept = None
+        if self.terms.trust == "own" and clean and child.usable and loans < _MOST_LOANS:
+            try:
+                child.call("clear")
+            except CandidateFailure:
+                pass
+            else:
+                self._kept = child, loans
+                return
+        child.close()
+
+    def _start(self, trust: Trust) -> Future[Child]:
+        limits = replace(limits_for(self.terms.settings, self.terms.device, trust=trust), threads=torch.get_num_threads())
+        if self._nursery is None and self.terms.forked:
+            self._nursery = Nursery(("triton",) if self.terms.device.type == "cuda" else ())
+        return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery)
+
+
+def failure_of(check: Check) -> Failure:
+    """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a measurement without a score."""
+    if check.name in ("unstable", "jump"):
+        return "unstable"
+    if check.name in ("compile", "contract"):
+        return "compile"
+    if check.name in _CHEATS:
+        return "hack"
+    return "run" if check.name in _BROKE or check.name.startswith("load") else "wrong"
+
+
+def _failed(checks: Sequence[Check]) -> Check | None:
+    return next((check for check in checks if not check.passed), None)
