@@ -6,6 +6,7 @@ A program is two words, such as "a2 b0". Task N likes it best where the digits a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch_cudal1.training.records import Decoded, Exemplar, Measured, TrainingTask, Undecodable
 
@@ -14,10 +15,22 @@ FIRST, SECOND = tuple(f"a{i}" for i in range(4)), tuple(f"b{i}" for i in range(4
 WORDS = ("<ex>", "<go>", "slow", "fast", *(task.id for task in TASKS), *FIRST, *SECOND)
 
 
+@dataclass(frozen=True)
+class Program:
+    """As the kernel-schedule language lists its programs."""
+
+    text: str
+    hack: str = ""
+
+
 class SyntheticCodec:
     """The words of the synthetic world."""
 
     name = "synthetic"
+    vocabulary = WORDS
+
+    def programs(self, task: TrainingTask) -> list[Program]:
+        return [Program(f"{first} {second}") for first in FIRST for second in SECOND]
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
         shown = [f"<ex> {one.program} {'fast' if one.score > 1 else 'slow'}" for one in exemplars]

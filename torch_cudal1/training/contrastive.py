@@ -6,12 +6,14 @@ Each group has one prompt, so one draw of exemplars, from the database as it sto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of, turn
+from torch_cudal1.training.records import Measured
 from torch_cudal1.training.reward import RewardKind, reward_of
 from torch_cudal1.training.rl_native import Generation, GrpoConfig
 from torch_cudal1.training.selectors import Nothing, Selector, exemplars
@@ -22,29 +24,43 @@ __all__ = ["ContrastiveStep"]
 
 @dataclass
 class ContrastiveStep:
-    """A `rl_native.Gather`. `shuffled`: exemplars in an order that tells nothing, for comparison."""
+    """A `rl_native.Gather`. `shuffled`: exemplars in an order that tells nothing, for comparison.
+
+    `budget`: no step begins once this many different programs of tasks were met; so arms that repeat themselves may sample more.
+    """
 
     recorder: Recorder
     config: GrpoConfig
     selector: Selector = field(default_factory=Nothing)
     reward: RewardKind = "speedup"
     shuffled: bool = False
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         if not self.recorder.tasks:
             raise ValueError("expected at least one task to train on")
         self._moments, self._before = Moments(), 0
+        self._met: set[tuple[str, str]] = set()
 
-    def __call__(self, writer: Writer, step: int) -> Generation:
-        """The samples of a step with their smoothed rewards."""
+    def __call__(self, writer: Writer, step: int) -> Generation | None:
+        """The samples of a step with their smoothed rewards; None where the budget is spent."""
         config = self.config
-        drawn = self.drawn(step)
-        found = self.recorder.sampled(writer, str(step), drawn, count=config.group, temperature=config.temperature)
+        self._catch_up(step)
+        if self.budget is not None and self.spent >= self.budget:
+            return None
+        found = self.recorder.sampled(writer, str(step), self.drawn(step), count=config.group, temperature=config.temperature)
         rewards = [reward_of(one, self.reward) for one in found.measured]
         groups = [rewards[i : i + config.group] for i in range(0, len(rewards), config.group)]
-        smoothed, self._moments = smooth(groups, config.smoothing, self._moments_before(step))
+        smoothed, self._moments = smooth(groups, config.smoothing, self._moments)
         self._before = step + 1
-        return Generation(found.rollout, torch.tensor([each for group in smoothed for each in group]), facts_of(found.measured))
+        self._meet(found.measured)
+        facts = {**facts_of(found.measured), "spent": float(self.spent)}
+        return Generation(found.rollout, torch.tensor([each for group in smoothed for each in group]), facts)
+
+    @property
+    def spent(self) -> int:
+        """How many different programs were met so far; what was no program costs nothing."""
+        return len(self._met)
 
     def drawn(self, step: int) -> list[Shown]:
         """The step's tasks with their exemplars: one draw a group."""
@@ -55,12 +71,16 @@ class ContrastiveStep:
             for task in turn(recorder.tasks, self.config.groups, step, recorder.seed)
         ]
 
-    def _moments_before(self, step: int) -> Moments:
-        """Of all rewards of earlier steps. After a restart they are read from the database: they are not in a checkpoint."""
+    def _meet(self, measured: Sequence[Measured]) -> None:
+        self._met |= {(one.task, one.program) for one in measured if one.outcome != "undecodable"}
+
+    def _catch_up(self, step: int) -> None:
+        """What earlier steps left behind is not in a checkpoint: after a restart it is read from the database."""
         if self._before == step:
-            return self._moments
-        moments = Moments()
+            return
+        self._moments, self._met = Moments(), set()
         for earlier in range(step):
             known = self.recorder.on_record(str(earlier), prompts=self.config.groups, count=self.config.group)
-            moments = moments.with_rewards(reward_of(one, self.reward) for one in known)
-        return moments
+            self._moments = self._moments.with_rewards(reward_of(one, self.reward) for one in known)
+            self._meet(known)
+        self._before = step

@@ -10,6 +10,9 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import View, digest
@@ -17,7 +20,7 @@ from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.model import Rollout, Writer
 from torch_cudal1.training.records import Exemplar, Measured, TrainingTask
 
-__all__ = ["Recorder", "Sampled", "Shown", "facts_of", "turn"]
+__all__ = ["Chance", "Recorder", "Sampled", "Shown", "facts_of", "turn"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,32 @@ class Recorder:
         ids = [row[: int(mask.sum())].tolist() for row, mask in zip(rollout.ids, rollout.mask, strict=True)]
         self.journal.add(key, {"groups": groups, "ids": ids, "view": self.appraiser.database.generation})
         return drawn, rollout
+
+
+class Chance(Recorder):
+    """Programs drawn uniformly from all honest ones of a task, whatever is shown and whoever writes: what any policy must beat."""
+
+    def one(self, task: TrainingTask, attempt: int) -> str:
+        """The program of that attempt."""
+        codec: Any = self.appraiser.codec
+        listed = [program.text for program in codec.programs(task) if not program.hack]
+        return str(random.Random(f"{self.seed}/{self.stage}/{task.id}/{attempt}").choice(listed))
+
+    def sampled(self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float) -> Sampled:
+        """As many programs; there are no tokens to learn from."""
+        asked = [
+            Asked(
+                self.name(f"{self.stage}/{key}", i, count),
+                shown.task,
+                self.one(shown.task, int(digest(f"{key}/{i}"), 16)),
+                "chance",
+            )
+            for i, shown in enumerate(one for one in drawn for _ in range(count))
+        ]
+        measured = self.appraiser.appraise(asked)
+        self.appraiser.database.commit()
+        empty = torch.zeros(len(asked), 1, dtype=torch.long)
+        return Sampled(drawn, Rollout(empty, empty, empty, empty), measured)
 
 
 def facts_of(found: Sequence[Measured]) -> Mapping[str, float]:

@@ -77,7 +77,7 @@ class Generation:
     facts: Mapping[str, float]
 
 
-Gather: TypeAlias = Callable[[Writer, int], Generation]
+Gather: TypeAlias = Callable[[Writer, int], Generation | None]  # None: what may be measured is spent, and training ends
 Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
@@ -133,6 +133,9 @@ def train(writer: Writer, gather: Gather, config: GrpoConfig, *, folder: Path, s
     done = _restored(writer, optimiser, folder)
     for step in range(done, config.steps):
         generation = gather(writer, step)
+        if generation is None:
+            _save(writer, optimiser, folder, step)
+            break
         facts = _update(writer, reference, optimiser, generation, config, seed=seed * 1_000_003 + step)
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             _save(writer, optimiser, folder, step + 1)
