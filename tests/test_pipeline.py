@@ -11,7 +11,7 @@ from torch import nn
 
 from torch_cudal1 import judge, observe, pipeline
 from torch_cudal1.binding import captured_regions
-from torch_cudal1.errors import CacheMissError
+from torch_cudal1.errors import CacheMissError, SettingError
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.pipeline import choose, tune
@@ -183,3 +183,39 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
 def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
     schedules = pipeline._schedules(replace(place, settings=place.settings.but(**settings)))
     assert ("max-autotune" in schedules) == joins
+
+
+def test_a_family_of_techniques_can_be_left_out_of_a_search(region, place, court):
+    seat = court({"eager": 2.0, "inductor": 3.0})
+    choice = choose(region, replace(place, settings=place.settings.but(without=("rewrites",))))
+    assert (seat.judged, choice.swapped) == (0, False)  # this region is won by a rewrite alone
+
+
+@pytest.mark.parametrize(
+    ("without", "left"),
+    [
+        ((), {"eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"}),
+        (("compile",), {"eager", "eager+graph"}),
+        (("graphs",), {"eager", "inductor", "max-autotune"}),
+        (("compile", "graphs"), {"eager"}),
+    ],
+)
+def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
+    there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without, autotune=True))
+    assert set(pipeline._schedules(there)) == left
+
+
+@pytest.mark.parametrize(("without", "proposed"), [((), True), (("kernels",), False)])
+def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
+    whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
+    place, built = on_gpu
+    there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without))
+    ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
+    found = list(pipeline._candidates(whole, None, there, ranking, judge.Job(there.settings, there.contract, CPU), float("inf")))
+    assert (bool(found), bool(built)) == (proposed, proposed)
+
+
+def test_a_family_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(SettingError, match="'spells'; expected some of rewrites"):
+        Settings(without=("spells",))
+    assert Settings.from_env({"TORCH_CUDAL1_WITHOUT": "kernels, graphs"}).without == ("kernels", "graphs")

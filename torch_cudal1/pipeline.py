@@ -121,7 +121,7 @@ def tune(
     """
     observe.count("regions_tuned")
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
-    variant = rewritten(region, assume_finite=place.contract.assume_finite) if region.granularity == "whole" else None
+    variant = _rewritten(region, place)
     if (region.kind != "inference" or is_random_program(region.program)) and variant is None and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
@@ -268,15 +268,22 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
 
 def _schedules(place: Place) -> list[Schedule]:
     """The baselines of the race."""
-    bases: list[Schedule] = ["eager", "inductor"]
-    if place.settings.autotune or place.settings.budget_s >= _AUTOTUNE_BUDGET_S:
+    without = place.settings.without
+    bases: list[Schedule] = ["eager"] if "compile" in without else ["eager", "inductor"]
+    if "compile" not in without and (place.settings.autotune or place.settings.budget_s >= _AUTOTUNE_BUDGET_S):
         bases.append("max-autotune")
     graphs: dict[Schedule, Schedule] = {
         "eager": "eager+graph",
         "inductor": "inductor+graph",
         "max-autotune": "max-autotune+graph",
     }
-    return bases + [graphs[base] for base in bases] if place.device.type == "cuda" else bases
+    return bases + [graphs[base] for base in bases] if place.device.type == "cuda" and "graphs" not in without else bases
+
+
+def _rewritten(region: Region, place: Place) -> Variant | None:
+    if region.granularity != "whole" or "rewrites" in place.settings.without:
+        return None
+    return rewritten(region, assume_finite=place.contract.assume_finite)
 
 
 def _fastest_first(ranking: judge.Ranking) -> list[Schedule]:
@@ -298,6 +305,8 @@ def _candidates(
     if variant is not None:
         yield from compose([(variant.program, variant.techniques)], _fastest_first(ranking))
     if place.device.type != "cuda" or region.kind != "inference" or region.granularity != "whole":
+        return
+    if "kernels" in place.settings.without:
         return
     base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
     replaced, refused = _island_kernels(base, place, job, deadline)

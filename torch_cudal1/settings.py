@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from torch_cudal1.errors import SettingError
 
 __all__ = [
+    "FAMILIES",
     "HUB_REPOSITORY",
     "PREFIX",
     "Settings",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 PREFIX = "TORCH_CUDAL1_"
+FAMILIES = ("rewrites", "kernels", "compile", "graphs")  # of techniques, see `Settings.without`
 # A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no "..", no "--" in the name.
 HUB_REPOSITORY = re.compile(
     r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?", re.ASCII
@@ -58,6 +60,8 @@ class Settings:
     - budget_s: seconds of search per region, builds and measurements included.
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
+    - without: families of techniques that a search leaves out, to measure what each contributes: "rewrites" (of the graph),
+      "kernels", "compile" (Inductor), "graphs" (CUDA graphs). Baselines of these are not raced either; use a cache of its own.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
     - offline: nothing of ours opens a connection; what is not on this machine is a miss.
     - record: the file to which every process appends the forms of the calls it serves (no data), for a later warm-up.
@@ -84,6 +88,7 @@ class Settings:
     margin: float = 1.05
     min_saving_us: float = 2.0
     autotune: bool = False
+    without: tuple[str, ...] = ()
     candidate_timeout_s: float = 120.0
     memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
     offline: bool = False
@@ -122,6 +127,8 @@ class Settings:
         for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox", "ranks_agree"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
+        if unknown := [name for name in self.without if name not in FAMILIES]:
+            raise SettingError("without", unknown[0], "some of " + ", ".join(FAMILIES))
         called = self.on_mismatch
         if not (called is None or callable(called) or (isinstance(called, str) and _FUNCTION.fullmatch(called))):
             raise SettingError("on_mismatch", called, "a function, or the name of one as 'package.module:name'")
@@ -196,6 +203,8 @@ def _parse(name: str, text: str) -> Any:
         return Path(text)
     if name in ("publishers", "revoked"):
         return Path(text) if text else None
+    if name == "without":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
     if name == "read_only_caches":
         return tuple(Path(part) for part in text.split(os.pathsep) if part)
     if isinstance(default, bool):

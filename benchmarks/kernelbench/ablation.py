@@ -14,11 +14,10 @@ from typing import Any
 
 from benchmarks.kernelbench.job import EAGER, OURS
 from benchmarks.kernelbench.statistics import Ratio, geomean, ratios
-from torch_cudal1.settings import Settings
+from torch_cudal1.settings import FAMILIES, Settings
 
-__all__ = ["ARMS", "FAMILIES", "Product", "products", "settings_of", "told"]
+__all__ = ["ARMS", "Product", "products", "settings_of", "told"]
 
-FAMILIES = ("rewrites", "kernels", "compile", "graphs")
 ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {f"only {family}": tuple(other for other in FAMILIES if other != family) for family in FAMILIES}
     | {f"without {family}": (family,) for family in FAMILIES}
