@@ -1,4 +1,4 @@
-"""Triton text to a cubin, ahead of time and without a GPU.
+"""Triton text, or CUDA C++, to a cubin, ahead of time and without a GPU.
 
 Runs in the judge's build process only: it writes the text to a temporary folder, imports it from there and leaves nothing behind.
 Refuses what the compiler accepts and no device can run (FACTS: shared memory is not checked ahead of time, some bodies are `trap`).
@@ -23,6 +23,7 @@ from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.lower import Cubin, assemble, lower
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
 from torch_cudal1.program.model import Program
+from torch_cudal1.program.nvrtc import NotBuilt, compile_cuda
 
 __all__ = ["Options", "build", "compile_function", "compile_kernel"]
 
@@ -37,8 +38,33 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
     when the proposal does not fit the island.
     """
     lowered = lower(program, proposal)
-    cubins = {kernel.symbol: compile_kernel(kernel, sm) for kernel in lowered.kernels}
+    cubins: dict[str, Cubin] = {}
+    machine_code: dict[str, bytes] = {}  # kernels of one CUDA C++ text share theirs
+    for kernel in lowered.kernels:
+        if kernel.cuda is None:
+            cubins[kernel.symbol] = compile_kernel(kernel, sm)
+            continue
+        if kernel.text not in machine_code:
+            machine_code[kernel.text] = compile_cuda_text(kernel, sm)
+        cubins[kernel.symbol] = _cubin(machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes)
     return assemble(program, lowered, cubins)
+
+
+def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
+    """Machine code of a kernel's CUDA C++.
+
+    Raises NotLowerableError with the compiler's log, and where NVRTC or the shared memory is missing.
+    """
+    assert kernel.cuda is not None
+    if kernel.cuda.shared_bytes > shared_limit(sm):
+        needed = kernel.cuda.shared_bytes
+        raise NotLowerableError(f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+    defines = [f"-D{name}={value}" for name, value in kernel.cuda.defines]
+    # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by name
+    built = compile_cuda(kernel.text, f"sm_{sm}a" if sm >= 90 else f"sm_{sm}", options=["--fmad=false", "--std=c++17", *defines])
+    if isinstance(built, NotBuilt):
+        raise NotLowerableError(f"{kernel.symbol} does not compile for sm_{sm}: {built.reason}")
+    return built.cubin
 
 
 @dataclass(frozen=True)
@@ -79,6 +105,7 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
 
     # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
     with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
         source = ASTSource(
             fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),
@@ -156,6 +183,9 @@ def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
         raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
     if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
-    body = bytes(compiled.asm["cubin"])
+    return _cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
+
+
+def _cubin(body: bytes, warps: int, shared_bytes: int) -> Cubin:
     tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    return Cubin(hashlib.sha256(body).hexdigest(), tensor, int(metadata.num_warps), int(metadata.shared))
+    return Cubin(hashlib.sha256(body).hexdigest(), tensor, warps, shared_bytes)

@@ -7,14 +7,17 @@ into a scratch tensor, then their combination) and the outputs a last one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.gemm import folded, parts_of, split_outputs, tiled
+from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.index import row_major
-from torch_cudal1.kernels.nodes import Leaf, Map, Node, Reduce, View, reshape, sources
+from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, replaced, reshape
+from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, reductions_of, schedule
 from torch_cudal1.kernels.source import Tile, kernel_source
@@ -33,7 +36,9 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.bool: "*i1",
 }
+_HIDDEN = (LaunchArg("null"), LaunchArg("null"))  # Triton's scratch pointers
 _MAX_GRID = 2**31 - 1
+_FOLDS = 2  # tiles tried for a product with few columns
 _MAX_TILE = 65536  # elements; more never fits registers and takes the compiler minutes
 
 
@@ -55,15 +60,18 @@ class Cubin:
     shared_bytes: int
 
 
-def propose(program: Program, sm: int) -> tuple[Proposal, ...]:
-    """At most six ways to lower an island's reference Program, best guess first; () when these kernels do not cover it.
+def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: int = 8) -> tuple[Proposal, ...]:
+    """At most `most` ways to lower an island's reference Program, best guess first; () when these kernels do not cover it.
 
-    `sm` is the compute capability (90 for sm_90); below 80 there is nothing, for lack of bfloat16 and NaN-propagating max.
+    `sm` is the compute capability (90 for sm_90); below 80 there is nothing, for lack of bfloat16 and NaN-propagating max. `rights`
+    are the op classes that may use TF32: "matmul" admits products that are no more exact than that.
     """
     if sm < 80:
         return ()
     try:
         traced = trace(program)
+        if traced.family == "gemm":
+            return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         nest = schedule(traced.outputs)
         found = []
         for config in tiles(nest):
@@ -80,6 +88,8 @@ def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) 
     traced = trace(program) if traced is None else traced
     if proposal.family != traced.family:
         raise ProgramError("proposal", f"family {proposal.family!r} for an island of family {traced.family!r}")
+    if traced.family == "gemm":
+        return _lower_product(program, proposal, traced)
     split = proposal.number("split", 1)
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     if split > 1:
@@ -102,13 +112,55 @@ def assemble(program: Program, lowered: Lowered, cubins: Mapping[str, Cubin]) ->
             grid=(kernel.grid, 1, 1),
             block=32 * cubin.warps,
             shared_bytes=cubin.shared_bytes,
-            args=(*(LaunchArg("ptr", Value(p)) for p in pointers), LaunchArg("null"), LaunchArg("null")),
+            args=tuple(LaunchArg("ptr", Value(p)) for p in pointers) + _HIDDEN * (kernel.cuda is None),
             aligned=pointers,
         )
         steps.append(launch)
     payloads = {name: program.payloads[name] for name in program.constants} | {c.payload: c.body for c in cubins.values()}
     outputs = tuple(None if value is None else numbers[value] for value in program.outputs)
     return Program(program.inputs, tuple(steps), outputs, program.constants, payloads)
+
+
+def _products(program: Program, traced: Trace, chosen: Iterable[Schedule]) -> tuple[Proposal, ...]:
+    parts = parts_of(traced)
+    found: list[Proposal] = []
+    for one in chosen:
+        if one.method != "fold":
+            found.append(one.proposal())
+        else:
+            folds = tiles(schedule(folded(parts)))[:_FOLDS]
+            found += [Proposal("gemm", {"method": "fold", **config}) for config in folds]
+    return tuple(p for p in found if _lowers(program, p, traced))
+
+
+def _lowers(program: Program, proposal: Proposal, traced: Trace) -> bool:
+    """Whether a method takes this island: some need fp32 outputs, or operators with a C++ form."""
+    try:
+        lower(program, proposal, traced=traced)
+    except NotLowerableError:
+        return False
+    return True
+
+
+def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lowered:
+    parts, first = parts_of(traced), program.value_count
+    specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
+    outputs = {o.value: o.spec for o in traced.outputs}
+    one = read(proposal)
+    if one.method == "fold":
+        rest = {name: value for name, value in proposal.config.items() if name != "method"}
+        return lower(program, Proposal("reduction", rest), traced=Trace(folded(parts), traced.leaves, "reduction"))
+    if one.method.startswith("packed"):
+        kernels, scratch = packed(parts, proposal, first)
+        return Lowered(kernels, outputs | scratch)
+    if one.split == 1:
+        return Lowered((tiled(parts, proposal, specs),), outputs)
+    alone, made, spec = split_outputs(parts, one.split, first)
+    specs[first] = spec
+    tail = schedule(made)
+    config = Proposal("elementwise", tiles(tail)[0])
+    combined = _lowered(((tail, _tile(tail, config), config.number("warps", 4)),), traced, specs)
+    return Lowered((tiled(alone, proposal, specs), *combined.kernels), {first: spec} | dict(combined.written))
 
 
 def _tile(nest: Nest, proposal: Proposal) -> Tile:
@@ -152,11 +204,11 @@ def _split(traced: Trace, proposal: Proposal, split: int, specs: dict[int, Tenso
     while ready := _ready(outputs, done):
         made = []
         for fold in ready:
-            node = _partial(_replaced(fold.source, done), fold, split)
+            node = _partial(replaced(fold.source, done), fold, split)
             made.append(_scratch(node, number, specs))
             done[fold], number = _leaf(made[-1]), number + 1
         stages.append(_stage(made, tile, warps))
-        final = [replace(o, node=_replaced(o.node, _merging(ready, done))) for o in traced.outputs]
+        final = [replace(o, node=replaced(o.node, _merging(ready, done))) for o in traced.outputs]
         if not _ready(outputs, done) and all(o.spec.numel == math.prod(ready[0].shape) for o in final):
             return _lowered((*stages, _stage(final, tile, 4)), traced, specs)  # the outputs are rows: combined on the way
         combined = []
@@ -164,7 +216,7 @@ def _split(traced: Trace, proposal: Proposal, split: int, specs: dict[int, Tenso
             combined.append(_scratch(_combined(fold, done[fold]), number, specs))
             done[fold], number = _leaf(combined[-1]), number + 1
         stages.append(_stage(combined, tile, 4))
-    last = schedule(tuple(replace(o, node=_replaced(o.node, done)) for o in traced.outputs))
+    last = schedule(tuple(replace(o, node=replaced(o.node, done)) for o in traced.outputs))
     return _lowered((*stages, (last, Tile(min(1024, _power(last.row_count))), 4)), traced, specs)
 
 
@@ -210,23 +262,6 @@ def _combined(fold: Reduce, partial: Node) -> Node:
     last = len(partial.shape) - 1
     folded = Reduce((*partial.shape[:-1], 1), fold.dtype, fold.kind, partial, (last,))
     return reshape(folded, fold.shape)
-
-
-def _replaced(node: Node, done: Mapping[Node, Node]) -> Node:
-    memo: dict[Node, Node] = {}
-
-    def visit(n: Node) -> Node:
-        if n in done:
-            return done[n]
-        if n not in memo:
-            memo[n] = n
-            if isinstance(n, Map):
-                memo[n] = replace(n, args=tuple(visit(a) for a in n.args))
-            elif isinstance(n, (View, Reduce)):
-                memo[n] = replace(n, source=visit(sources(n)[0]))
-        return memo[n]
-
-    return visit(node)
 
 
 def _power(count: int) -> int:

@@ -1,14 +1,15 @@
-"""Tensor expressions: what a reference Program says, as a graph of five kinds of node.
+"""Tensor expressions: what a reference Program says, as a graph of six kinds of node.
 
 `Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes element by element, `View` renames
-indices, `Reduce` folds dimensions. Nodes are compared by identity. They hold no code but the Triton expression template of a `Map`.
+indices, `Reduce` folds dimensions, `Dot` is a matrix product. Nodes are compared by identity. They hold no code but the Triton
+expression template of a `Map`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +18,7 @@ from torch_cudal1.kernels.index import ZERO, Index, flatten, row_major, unflatte
 
 __all__ = [
     "Constant",
+    "Dot",
     "Leaf",
     "Map",
     "Node",
@@ -28,6 +30,7 @@ __all__ = [
     "constant",
     "pointwise",
     "reduced",
+    "replaced",
     "reshape",
     "rounded",
     "sources",
@@ -105,6 +108,14 @@ class Reduce(Node):
     dims: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Dot(Node):
+    """Matrix product of `left` (batch, m, k) and `right` (batch, k, n), or of two matrices; summed in fp32."""
+
+    left: Node
+    right: Node
+
+
 def sources(node: Node) -> tuple[Node, ...]:
     """The nodes it is computed from."""
     if isinstance(node, Map):
@@ -179,3 +190,21 @@ def reduced(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
     """A Reduce that keeps the folded dimensions as size 1."""
     shape = tuple(1 if i in dims else size for i, size in enumerate(node.shape))
     return Reduce(shape, node.dtype, kind, node, tuple(sorted(dims)))
+
+
+def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
+    """The expression with the nodes of `done` exchanged; the rest is shared where nothing below it changed."""
+    memo: dict[Node, Node] = {}
+
+    def visit(n: Node) -> Node:
+        if n in done:
+            return done[n]
+        if n not in memo:
+            memo[n] = n
+            if isinstance(n, Map):
+                memo[n] = replace(n, args=tuple(visit(a) for a in n.args))
+            elif isinstance(n, (View, Reduce)):
+                memo[n] = replace(n, source=visit(sources(n)[0]))
+        return memo[n]
+
+    return visit(node)

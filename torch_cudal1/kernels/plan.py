@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_cudal1.errors import ProgramError
 
-__all__ = ["Kernel", "Proposal", "shared_limit"]
+__all__ = ["Cuda", "Kernel", "Proposal", "shared_limit"]
 
 # opt-in shared memory of one block in bytes, by sm (CUDA programming guide, table of compute capabilities)
 _SHARED_LIMITS = {80: 166912, 87: 166912, 90: 232448, 100: 232448, 103: 232448, 110: 232448}
@@ -22,7 +22,7 @@ _SMALL_SHARED_LIMIT = 101376  # sm_86, 89, 120, 121, and anything we do not know
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to lower an island: `family` ("softmax", "norm", "reduction", "elementwise") and `config`.
+    """A way to lower an island: `family` ("gemm", "softmax", "norm", "reduction", "elementwise") and `config`.
 
     `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps", "loop" (a row takes several column
     tiles), "split" (programs that share one row; 1: one).
@@ -55,13 +55,27 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch before compilation: source text, pointer arguments (value number and Triton type), grid, warps."""
+    """One launch before compilation: source text, pointer arguments (value number and Triton type), grid, warps.
+
+    `stages` of Triton's software pipeline (None: its default). `cuda`: the text is CUDA C++, for NVRTC; then `arguments` are all
+    that the kernel takes, and its launch is known without asking the compiler.
+    """
 
     symbol: str
     text: str
     arguments: tuple[tuple[int, str], ...]
     grid: int
     warps: int
+    stages: int | None = None
+    cuda: Cuda | None = None
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes."""
+
+    defines: tuple[tuple[str, int], ...] = ()
+    shared_bytes: int = 0
 
 
 def shared_limit(sm: int) -> int:

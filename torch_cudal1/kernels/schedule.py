@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, unflatten
-from torch_cudal1.kernels.nodes import Constant, Leaf, Map, Node, Position, Reduce, View, sources
+from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
+from torch_cudal1.kernels.nodes import Constant, Dot, Leaf, Map, Node, Position, Reduce, View, sources
 from torch_cudal1.kernels.trace import Output
 
-__all__ = ["Nest", "Statement", "reductions_of", "schedule"]
+__all__ = ["Nest", "Statement", "reductions_of", "schedule", "schedule_tail"]
 
 _MAX_STATEMENTS = 256
 _MAX_CUTS = 16
@@ -25,8 +25,9 @@ _MAX_CUTS = 16
 class Statement:
     """One assignment (or store) of the kernel.
 
-    `kind`: "load", "store", "position", "constant", "map" or "reduce". `text` is the template over `needs`, or the literal, or
-    the kind of reduction. `level` counts the reductions that must be finished before it; `rows`, `columns`: what it varies over.
+    `kind`: "load", "store", "position", "constant", "map", "reduce" or "product" (the element of a Dot at its own place). `text` is
+    the template over `needs`, or the literal, or the kind of reduction. `level` counts the reductions that must be finished before
+    it; `rows`, `columns`: what it varies over.
     """
 
     name: str
@@ -110,10 +111,25 @@ def schedule(outputs: tuple[Output, ...]) -> Nest:
         sizes = [(size, dim in folds[0].dims) for dim, size in enumerate(folds[0].source.shape)]
     else:
         sizes = [(size, False) for size in max((o.node.shape for o in outputs), key=math.prod)]
+    return _simplified(_built(outputs, sizes))
+
+
+def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
+    """What follows a product, element by element: rows are its batch and rows in order, columns its columns; none is merged.
+
+    Raises NotLowerableError when an output needs the product at another place than its own, or has another number of elements.
+    """
+    if reductions_of(tuple(o.node for o in outputs)):
+        raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
+    last = len(dot.shape) - 1
+    return _built(outputs, [(size, dim == last) for dim, size in enumerate(dot.shape)])
+
+
+def _built(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:
     for _ in range(_MAX_CUTS):
         atoms = tuple(Atom(i, size, column) for i, (size, column) in enumerate(sizes))
         try:
-            return _simplified(_Builder(atoms).build(outputs))
+            return _Builder(atoms).build(outputs)
         except Cut as cut:
             at, (size, column) = cut.atom.id, sizes[cut.atom.id]
             sizes[at : at + 1] = [(size // cut.inner, column), (cut.inner, column)]
@@ -166,6 +182,8 @@ class _Builder:
     def _make(self, node: Node, index: Index) -> Statement:
         if isinstance(node, (Leaf, Position)):
             return self._access(node, flatten(index, node.strides))
+        if isinstance(node, Dot):
+            return self._product(node, flatten(index, row_major(node.shape)))
         if isinstance(node, Reduce):
             return self._reduce(node, index)
         needs = tuple(self.emit(arg, index) for arg in node.args) if isinstance(node, Map) else ()
@@ -181,6 +199,11 @@ class _Builder:
     def _access(self, node: Leaf | Position, form: Form) -> Statement:
         kind, value = ("load", node.value) if isinstance(node, Leaf) else ("position", -1)
         return Statement(self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value)
+
+    def _product(self, node: Dot, form: Form) -> Statement:
+        if form != self.full:
+            raise NotLowerableError("an element is made of another element of the product than its own")
+        return Statement(self._name(), "product", node, 0, True, True)
 
     def _reduce(self, node: Reduce, index: Index) -> Statement:
         if any(form.columns for form in index):

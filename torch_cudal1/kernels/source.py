@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.schedule import Nest, Statement
 
-__all__ = ["Tile", "kernel_source"]
+__all__ = ["HEADER", "Printer", "Tile", "kernel_source"]
 
-_HEADER = '''"""Generated kernel; shapes and strides are literals."""
+HEADER = '''"""Generated kernel; shapes and strides are literals."""
 
 import triton
 import triton.language as tl
@@ -61,15 +61,15 @@ def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[
     values = tuple(dict.fromkeys(s.value for s in nest.statements if s.kind in ("load", "store")))
     stored = {s.value for s in nest.statements if s.kind == "store"}
     ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
-    printer = _Printer(nest, tile)
+    printer = Printer(nest, tile)
     lines = printer.looped() if tile.loop else printer.straight()
     arguments = ", ".join(f"p{value}" for value in ordered)
-    text = _HEADER + arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n"
+    text = HEADER + arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n"
     symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return symbol, text.replace("SYMBOL", symbol), ordered
 
 
-class _Printer:
+class Printer:
     """Text of statements for one tile choice."""
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
@@ -90,7 +90,7 @@ class _Printer:
         lines = [f"row = tl.program_id(0){wide} * {tile.rows} + tl.arange(0, {tile.rows}){spread}"]
         if self.row_mask:
             lines.append(f"row_ok = row < {nest.row_count}")
-        lines += self._digits("row", False)
+        lines += self.digits("row", False)
         return lines if self.flat or tile.loop else lines + self._column_lines("")
 
     @property
@@ -105,9 +105,9 @@ class _Printer:
         lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
         if self.column_mask:
             lines.append(f"column_ok = column < {self.nest.column_count}")
-        return lines + self._digits("column", True)
+        return lines + self.digits("column", True)
 
-    def _digits(self, base: str, column: bool) -> list[str]:
+    def digits(self, base: str, column: bool) -> list[str]:
         """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable."""
         atoms = [a for a in self.nest.atoms if a.column is column]
         if len(atoms) < 2:
@@ -121,7 +121,7 @@ class _Printer:
 
     def straight(self) -> list[str]:
         """Every statement once: the whole row is in the tile."""
-        return [line for s in self.nest.statements for line in self._line(s)]
+        return [line for s in self.nest.statements for line in self.line(s)]
 
     def looped(self) -> list[str]:
         """A loop over column tiles per level; values of earlier loops are computed again rather than kept."""
@@ -131,12 +131,12 @@ class _Printer:
             for s in self.nest.statements:
                 if not s.columns and s.kind not in ("reduce", "store") and s.level <= level and s.name not in printed:
                     printed.add(s.name)
-                    lines += self._line(s)
+                    lines += self.line(s)
             folds = [s for s in self.nest.statements if s.kind == "reduce" and s.level == level]
             stores = [s for s in self.nest.statements if s.kind == "store" and s.columns and s.level == level]
             if folds or stores:
                 lines += self._loop(folds, stores)
-        return lines + [line for s in self.nest.statements if s.kind == "store" and not s.columns for line in self._line(s)]
+        return lines + [line for s in self.nest.statements if s.kind == "store" and not s.columns for line in self.line(s)]
 
     def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
@@ -144,12 +144,12 @@ class _Printer:
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
         body = self._column_lines("start + ")
         for s in self._inside([*folds, *stores]):
-            body += self._line(s)
+            body += self.line(s)
         for s in folds:
             step = _combine(s).format(f"acc_{s.name}", s.needs[0].name)
             body.append(f"acc_{s.name} = " + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step))
         for s in stores:
-            body += self._line(s)
+            body += self.line(s)
         lines += ["    " + line for line in body]
         return lines + [f"{s.name} = {_fold(s, f'acc_{s.name}')}" for s in folds]
 
@@ -163,14 +163,15 @@ class _Printer:
                 stack += s.needs
         return [s for s in self.nest.statements if s.name in needed]
 
-    def _line(self, s: Statement) -> list[str]:
+    def line(self, s: Statement) -> list[str]:
+        """The Triton text of one statement."""
         names = [n.name for n in s.needs]
         if s.kind == "map":
             return [f"{s.name} = {s.text.format(*names)}"]
         if s.kind == "constant":
             return [f"{s.name} = {s.text}"]
         if s.kind == "position":
-            return [f"{s.name} = ({self._offset(s.access) or '0'}).to(tl.int64)" if s.access.terms else self._fixed(s)]
+            return [f"{s.name} = ({self.offset(s.access) or '0'}).to(tl.int64)" if s.access.terms else self._fixed(s)]
         if s.kind == "load":
             return [f"{s.name} = " + self._load(s)]
         if s.kind == "store":
@@ -189,7 +190,8 @@ class _Printer:
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
         return [f"{s.name} = {_fold(s, text)}"]
 
-    def _offset(self, form: Form) -> str:
+    def offset(self, form: Form) -> str:
+        """Text of an address: empty for 0."""
         parts = [self.names[a.id] if c == 1 else f"{c} * {self.names[a.id]}" for a, c in form.terms]
         return " + ".join(parts + ([str(form.offset)] if form.offset else []))
 
@@ -198,14 +200,14 @@ class _Printer:
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _load(self, s: Statement) -> str:
-        offset = self._offset(s.access)
+        offset = self.offset(s.access)
         mask = self._mask(s.rows, s.columns)
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=0' if mask else ''})"
         narrow = s.node.compute == "tl.float32" and s.node.dtype.itemsize < 4
         return text + (".to(tl.float32)" if narrow else "")
 
     def _store(self, s: Statement) -> str:
-        offset = self._offset(s.access)
+        offset = self.offset(s.access)
         # a dimension of size 1 has no loop variable: the pointers must still have the shape of the tile
         offset += "" if s.access.rows else (" + " if offset else "") + "row * 0"
         offset += "" if s.access.columns or not s.columns else " + column * 0"

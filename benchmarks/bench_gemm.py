@@ -1,0 +1,384 @@
+"""Matrix products: every method and schedule against cuBLAS in fp32 and in TF32, TFLOP/s and error against float64.
+
+    python -m benchmarks.bench_gemm [--budget-s 240] [--processes 16] [--per-case 8] [--only NAME] [--out gemm.json]
+
+Candidates are compiled first, by many processes at once. Another process measures them, one case after the other, and writes each
+result down before it goes on: one that hangs or kills its process is a row with that reason, and the others are measured by a fresh
+process. Running again with the same --out measures what is missing. A candidate is timed on the device with a cold L2 cache; the
+best ones of each case are then timed against cuBLAS in interleaved pairs, host work included. Errors are of rows 0-255 of the first
+matrix, in units of the rms of the result: rms and worst. It does not judge: what a swap must survive is in `torch_cudal1/judge`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.gemm_cases import CASES, Case
+from benchmarks.timing import sample
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.judge.timing import device_time_us
+from torch_cudal1.judge.transport import read_program, write_payloads
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import Program
+
+__all__ = ["main"]
+
+_ROWS = 256  # of C that are compared with float64
+_SILENT_S = 40.0  # a candidate that says nothing for so long hangs
+_FAILURES = 2  # of this many candidates of one method that hang or crash, the method is left out
+_FINALISTS = 3
+_BASELINES = ("cublas fp32", "cublas tf32")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate: which case, its proposal, and once compiled its Program (JSON and a file), or why there is none."""
+
+    case: Case
+    config: Mapping[str, Any]
+    program: Mapping[str, Any] | None = None
+    failed: str = ""
+    compile_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Unique among all jobs."""
+        parts = [f"{k}={v}" for k, v in self.config.items() if k != "method" and v not in (0, False)]
+        return f"{self.case.name} | {self.config.get('method', '')} {' '.join(parts)}"
+
+
+def jobs(cases: Sequence[Case], sm: int, per_case: int) -> list[Job]:
+    """The candidates of each case: all packed ones and the likeliest others."""
+    from torch_cudal1.kernels import propose
+
+    found = []
+    for case in cases:
+        proposals = propose(case.program(), sm, ("matmul",), most=100)
+        others = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
+        packed = [p for p in proposals if str(p.config["method"]).startswith("packed")]
+        found += [Job(case, dict(p.config)) for p in (*packed, *_varied(others, per_case))]
+    return found
+
+
+def _varied(proposals: Sequence[Any], count: int) -> list[Any]:
+    """The first `count`, at most half of them of one method."""
+    kept: list[Any] = []
+    for one in proposals:
+        same = sum(k.config["method"] == one.config["method"] for k in kept)
+        if len(kept) < count and same < max(2, count // 2):
+            kept.append(one)
+    return kept
+
+
+def compiled(job: Job, sm: int, path: Path) -> Job:
+    """The job with its Program. Runs in a process of the pool."""
+    from torch_cudal1.kernels import Proposal, build
+
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    try:
+        program = build(job.case.program(), Proposal("gemm", dict(job.config)), sm)
+    except (Cudal1Error, OSError) as error:
+        return replace(job, failed=" ".join(str(error).split())[:300], compile_s=time.perf_counter() - begin)
+    stored = {"program": program.to_json(), "payloads": write_payloads(program, path)}
+    return replace(job, program=stored, compile_s=time.perf_counter() - begin)
+
+
+def loaded(job: Job) -> Program:
+    """The job's Program."""
+    assert job.program is not None
+    return read_program(job.program["program"], job.program["payloads"])
+
+
+class Measurer:
+    """The measuring process: one case's inputs, reference and baselines at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self, case: Case) -> list[dict[str, Any]]:
+        """Make the inputs and the float64 rows; the rows of the baselines."""
+        self.case, self.inputs = case, case.inputs(str(self.device))
+        rows = [t.narrow(t.dim() - 2, 0, min(_ROWS, t.shape[-2])) if i == 0 else t for i, t in enumerate(self.inputs)]
+        few = [t[:1] if case.batch else t for t in rows[:2]] + rows[2:]
+        self.exact = self._small(replace(case, batch=min(case.batch, 1)), [t.double() for t in few])
+        self.scale = float(self.exact[self.exact.isfinite()].pow(2).mean().sqrt())
+        return [self.row(name, lambda name=name: self.baseline(name)) for name in self.baselines()]  # type: ignore[misc]
+
+    @staticmethod
+    def _small(case: Case, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        result = case.run(tuple(inputs))
+        return result[0] if case.batch else result
+
+    def baselines(self) -> tuple[str, ...]:
+        """TF32 means nothing for half types."""
+        return _BASELINES if self.case.dtype == "float32" else _BASELINES[:1]
+
+    def baseline(self, name: str) -> torch.Tensor:
+        """cuBLAS through PyTorch. The switch costs a microsecond of host time on both."""
+        torch.backends.cuda.matmul.allow_tf32 = name.endswith("tf32")
+        return self.case.run(self.inputs)
+
+    def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
+        """Errors first, then device time."""
+        found: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
+        us = device_time_us(run, self.device, calls=10)
+        return {**found, "device_us": round(us, 2), "tflops": round(self.case.flops / us / 1e6, 2) if us else None}
+
+    def errors(self, got: torch.Tensor) -> dict[str, Any]:
+        """Of the compared rows, against float64; where NaN and infinity are; whether a second run... is `measure`'s."""
+        part = (got[0] if self.case.batch else got)[:_ROWS]
+        apart = (part.double() - self.exact).abs() / self.scale
+        finite = self.exact.isfinite()
+        wrong = (apart > 1e-2) & finite
+        special = torch.equal(part.isnan(), self.exact.isnan()) and torch.equal(part.isinf(), self.exact.isinf())
+        facts: dict[str, Any] = {"special": special, "wrong": int(wrong.sum())}
+        if facts["wrong"] or not special:
+            bad = (wrong | (part.isfinite() != finite)).nonzero()
+            facts["first wrong"] = [
+                [*at, float(part[*at].nan_to_num()), float(self.exact[*at].nan_to_num())] for at in bad[:6].tolist()
+            ]
+            facts["wrong rows, columns"] = [len(bad[:, 0].unique()), len(bad[:, 1].unique())]
+        values = apart[finite].nan_to_num(1e30)
+        return {**facts, "rms": float(values.pow(2).mean().sqrt()), "worst": float(values.max())}
+
+    def measure(self, job: Job) -> dict[str, Any]:
+        """The row of a candidate."""
+        runner = prepare(loaded(job), self.device)
+        inputs = list(self.inputs)
+        first, second = runner(inputs)[0], runner(inputs)[0]
+        assert first is not None
+        assert second is not None
+        same = torch.equal(first.nan_to_num(), second.nan_to_num())
+        facts = {"method": job.config["method"], "config": dict(job.config), "repeats": same, "compile_s": round(job.compile_s, 2)}
+        return self.row(job.name, lambda: runner(inputs)[0], **facts)
+
+    def measured(self, job: Job) -> dict[str, Any]:
+        """`measure`, or the reason why the Program cannot run here."""
+        try:
+            return self.measure(job)
+        except Cudal1Error as error:
+            return {"case": self.case.name, "name": job.name, "method": job.config["method"], "failed": str(error)[:300]}
+
+    def final(self, chosen: Sequence[Job]) -> list[dict[str, Any]]:
+        """The best candidates against cuBLAS, in pairs."""
+        runs: dict[str, Any] = {name: (lambda name=name: self.baseline(name)) for name in self.baselines()}
+        for job in chosen:
+            runner = prepare(loaded(job), self.device)
+            runs[job.name] = lambda runner=runner: runner(list(self.inputs))
+        samples = sample(runs, device=str(self.device), rounds=14)
+        rows = []
+        for job in chosen:
+            against = {base: samples.speedup(base, job.name) for base in self.baselines()}
+            rows.append(
+                {"case": self.case.name, "name": job.name, "final": True, "us": samples.median_us(job.name), "against": against}
+            )
+        return rows
+
+
+def serve(folder: Path, deadline_s: float) -> int:
+    """The measuring process: takes jobs from `folder`, skips those in the journal, tells before each what it is about to do."""
+    cuda = torch.cuda.is_available()
+    measurer, end = Measurer(torch.device("cuda" if cuda else "cpu")), time.monotonic() + deadline_s
+    every = [Job(Case(**job.pop("case")), **job) for job in json.loads((folder / "jobs").read_text())]
+    done = {row["name"]: row for row in _journal(folder)}
+    finals = {row["case"] for row in done.values() if row.get("final")}
+    for case in dict.fromkeys(job.case for job in every):
+        mine = [job for job in every if job.case == case]
+        if case.name in finals or f"{case.name} | final" in done:
+            continue
+        if time.monotonic() > end:
+            print("late", flush=True)
+            return 0
+        print(f"start {case.name} | baselines", flush=True)
+        for row in measurer.start(case):
+            if f"{case.name} | {row['name']}" not in done:
+                _write(folder, {**row, "name": f"{case.name} | {row['name']}"})
+        for job in mine:
+            if job.name not in done and job.program and time.monotonic() < end and not _given_up(job, done):
+                print(f"start {job.name}", flush=True)
+                done[job.name] = measurer.measured(job)
+                _write(folder, done[job.name])
+        right = [done[j.name] for j in mine if done.get(j.name, {}).get("tflops")]
+        best = _finalists(right)
+        print(f"start {case.name} | final", flush=True)
+        for row in measurer.final([job for job in mine if job.name in best]) if best and time.monotonic() < end else ():
+            _write(folder, {**row, "name": f"{row['name']} | final"})
+        del measurer.inputs, measurer.exact
+        if cuda:
+            torch.cuda.empty_cache()
+    return 0
+
+
+def _given_up(job: Job, done: Mapping[str, Mapping[str, Any]]) -> bool:
+    method = job.config["method"]
+    return (
+        sum(row.get("method") == method and "failed" in row and "compile" not in row["failed"] for row in done.values())
+        >= _FAILURES
+    )
+
+
+def _finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The fastest of each precision class."""
+    found: set[str] = set()
+    for loose in (False, True):
+        of_class = [row for row in rows if (row["rms"] > 1e-5) == loose and row["wrong"] == 0]
+        found |= {row["name"] for row in sorted(of_class, key=lambda row: row["device_us"])[: 1 if loose else _FINALISTS - 1]}
+    return found
+
+
+def _journal(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "journal"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _write(folder: Path, row: Mapping[str, Any]) -> None:
+    text = json.dumps({k: _plain(v) for k, v in row.items()})
+    with (folder / "journal").open("a") as file:
+        file.write(text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not -1e308 < value < 1e308 else value
+
+
+def supervise(folder: Path, budget_s: float) -> None:
+    """Run measuring processes until one ends by itself, the time is up, or too many were lost."""
+    end, lost = time.monotonic() + budget_s, 0
+    while lost < 8 and time.monotonic() < end:
+        last, reason = _one_process(folder, end)
+        if not reason:
+            return
+        lost += 1
+        method = last.split(" | ")[-1].split(" ")[0]
+        print(f"lost: {last}: {reason}", flush=True)
+        _write(folder, {"case": last.split(" | ")[0], "name": last, "method": method, "failed": reason})
+
+
+def _one_process(folder: Path, end: float) -> tuple[str, str]:
+    """What it did last, and why it is gone ("" when it ended well)."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench_gemm",
+        "--serve",
+        str(folder),
+        "--budget-s",
+        str(max(1.0, end - time.monotonic())),
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read, args=(child, lines), daemon=True).start()
+    last, tail = "start-up", [""]
+    while True:
+        try:
+            line = lines.get(timeout=_SILENT_S if last != "start-up" else 90)
+        except queue.Empty:
+            child.kill()
+            child.wait()
+            return last, "hangs"
+        if line is None:
+            break
+        if line.startswith("start "):
+            last = line[6:].strip()
+        else:
+            tail = [*tail[-8:], line.strip()]
+    code = child.wait()
+    return last, "" if code == 0 else f"exit status {code}: {' / '.join(tail)[-600:]}"
+
+
+def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines for a terminal: of each case the baselines and candidates, fastest first, then the pairs."""
+    for case in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == case and not row.get("final")]
+        yield from map(_line, sorted(mine, key=lambda row: row.get("device_us") or 0))
+        for row in (row for row in rows if row["case"] == case and row.get("final")):
+            ratios = [f"{base} {r['speedup']:.2f} [{r['low']:.2f}, {r['high']:.2f}]" for base, r in row["against"].items()]
+            yield f"  final: {row['name'][:100]:92} {row['us']:10.1f} us; {', '.join(ratios)}"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"{row['name'][:100]:100} {row['failed'][:200]}"
+    wrong = (
+        "" if row["special"] and not row["wrong"] else f" WRONG {row['wrong']} special={row['special']} {row.get('first wrong')}"
+    )
+    note = wrong + ("" if row.get("repeats", True) else " DOES NOT REPEAT")
+    speed = f"{row['device_us']:10.1f} us {row['tflops'] or 0:7.1f} TFLOP/s"
+    return f"{row['name'][:100]:100} {speed} rms {row['rms']:.2e} worst {row['worst']:.2e}{note}"
+
+
+def _not_compiled(job: Job) -> dict[str, Any]:
+    return {"case": job.case.name, "name": job.name, "method": job.config["method"], "failed": f"compile: {job.failed}"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile, measure, print, write. 1 when anything was wrong, lost or not compiled."""
+    parser = argparse.ArgumentParser(prog="bench_gemm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget-s", type=float, default=240.0, help="for measuring; compiling comes first")
+    parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--per-case", type=int, default=8, help="candidates of a case beside the packed ones")
+    parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
+    parser.add_argument("--method", action="append", default=[], help="candidates of this method only")
+    parser.add_argument("--sm", type=int, default=0, help="architecture to compile for without a GPU")
+    parser.add_argument("--out", type=Path, default=Path("gemm.json"))
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve:
+        return serve(args.serve, args.budget_s)
+    environment = report.environment()
+    major, minor = environment["capability"] or divmod(args.sm or 90, 10)
+    cases = [case for case in CASES if not args.only or any(word in case.name for word in args.only)]
+    waiting = [
+        job for job in jobs(cases, 10 * major + minor, args.per_case) if not args.method or job.config["method"] in args.method
+    ]
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as place:
+        folder = Path(place)
+        paths = [folder / f"program{i}" for i in range(len(waiting))]
+        with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+            ready = list(pool.map(compiled, waiting, [10 * major + minor] * len(waiting), paths))
+        compile_s = time.perf_counter() - begin
+        failed = [_not_compiled(job) for job in ready if job.failed]
+        print(f"{len(ready)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed", flush=True)
+        if ready and len(failed) == len(ready):
+            print(f"nothing compiles: {failed[0]['failed']}")
+            return 1
+        (folder / "jobs").write_text(json.dumps([asdict(job) for job in ready]))
+        for row in report.load(args.out)["rows"] if args.out.exists() else ():
+            if not str(row.get("failed", "")).startswith("compile"):
+                _write(folder, row)
+        supervise(folder, args.budget_s)
+        rows = [*_journal(folder), *failed]
+    print("\n".join(table(rows)))
+    options = {"budget_s": args.budget_s, "per_case": args.per_case, "compile_s": round(compile_s, 1)}
+    shown = {case.name: asdict(case) for case in cases}
+    report.save(args.out, report.document("gemm", options, rows, environment=environment, cases=shown))
+    return int(any("failed" in row or row.get("wrong") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Matrix products with their epilogues: which methods and schedules to try, and the Triton kernels among them.
+
+    method        inputs  arithmetic                                                        may be used
+    bf16x6        fp32    three bf16 pieces, six products, summed to fp32 every `depth` of k     always: at most cuBLAS fp32's error
+    tf32x3        fp32    two tf32 pieces, three products, summed likewise                    always
+    tf32          fp32    one tf32 product                                                  where the user allows TF32
+    half          16 bit  tensor cores, fp32 sums                                           always
+    fold          any     fp32 products and sums, row by row: matrix times few vectors       always
+    packed-*      fp32    `packed`: pieces laid out in memory first, sm_90                    see there
+
+The kernels move every operand tile once per tile of C; B is read from the L2 by a band of `group` rows of tiles. With `split` > 1
+programs share a tile's k: partial sums go through a scratch tensor and are added in order, so results repeat bit for bit. NaN and
+infinity go through all of them as through fp32 products: the pieces of an infinity are not finite, so the split methods take small
+products that are NaN for 0, and the main product decides. Nothing here decides which is fastest: the judge measures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.gemm_schedules import FP32_METHODS, METHODS, Schedule, read
+from torch_cudal1.kernels.index import Form, row_major
+from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast, pointwise, replaced, reshape
+from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.products import Operand, Product
+from torch_cudal1.kernels.schedule import Nest, schedule_tail
+from torch_cudal1.kernels.source import HEADER
+from torch_cudal1.kernels.tail import triton_tail, values_of
+from torch_cudal1.kernels.trace import Output, Trace
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["Parts", "folded", "parts_of", "split_outputs", "tiled"]
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
+_INT32_REACH = 2**31 - 1
+_PRECISION = {
+    "bf16x6": ', input_precision="bf16x6"',
+    "tf32x3": ', input_precision="tf32x3"',
+    "tf32": ', input_precision="tf32"',
+    "half": "",
+}
+_BODY = """
+    block = tl.program_id(0)
+    piece = block % SPLIT
+    block = block // SPLIT
+    batch = block // (HIGH * WIDE)
+    block = block % (HIGH * WIDE)
+    band = block // (GROUP * WIDE)
+    rows = min(GROUP, HIGH - band * GROUP)
+    block = block % (GROUP * WIDE)
+    m = (band * GROUP + block % rows)TO64 * BM + tl.arange(0, BM)
+    n = (block // rows)TO64 * BN + tl.arange(0, BN)
+    left = pLEFT + LEFT_OFFSET + batchTO64 * LEFT_BATCH + (LEFT_M * LEFT_ROW)[:, None]
+    right = pRIGHT + RIGHT_OFFSET + batchTO64 * RIGHT_BATCH + (RIGHT_N * RIGHT_ROW)[None, :]
+    acc = tl.zeros([BM, BN], tl.float32)
+    first = piece * LENGTH
+    for start in range(first, END, BK):
+        k = startTO64 + tl.arange(0, BK)
+        x = tl.load(left + k[None, :] * LEFT_DEPTHLEFT_MASK)
+        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)
+        acc = tl.dot(x, y, accPRECISION)
+"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An island around a product: what is traced, the product, and the nest of what follows it."""
+
+    traced: Trace
+    dot: Dot
+    product: Product
+    tail: Nest
+
+
+def parts_of(traced: Trace) -> Parts:
+    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise steps after it."""
+    from torch_cudal1.kernels.products import product_of
+
+    dot, product = product_of(tuple(o.node for o in traced.outputs))
+    return Parts(traced, dot, product, schedule_tail(traced.outputs, dot))
+
+
+def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> Kernel:
+    """The kernel that computes the product in tiles, with its tail. Raises ProgramError when the proposal is nonsense for it."""
+    schedule, product = read(proposal), parts.product
+    _check_method(schedule, product)
+    masks = product.m % schedule.rows != 0, product.n % schedule.columns != 0
+    reads, writes = values_of(parts.tail)
+    values = tuple(dict.fromkeys((product.left.value, product.right.value, *reads, *writes)))
+    lines = [line for line in _main_loop(product, schedule).splitlines() if line.strip()]
+    if masks[0]:
+        lines.append(f"    row_ok = (m < {product.m})[:, None]")
+    if masks[1]:
+        lines.append(f"    column_ok = (n < {product.n})[None, :]")
+    if schedule.split > 1:
+        plane = product.batch * product.m * product.n
+        lines.append(
+            f"    p{writes[0]} = p{writes[0]} + piece{'.to(tl.int64)' if plane * schedule.split > _INT32_REACH else ''} * {plane}"
+        )
+    lines += [f"    row = (batch * {product.m} + m)[:, None]", "    column = n[None, :]"]
+    lines += ["    " + line for line in triton_tail(parts.tail, schedule.rows, schedule.columns, masks)]
+    text = HEADER + ", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n"
+    symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    grid = _tiles(product, schedule) * schedule.split
+    arguments = tuple((value, _POINTERS[specs[value].torch_dtype]) for value in values)
+    return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, grid, schedule.warps, schedule.stages)
+
+
+def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
+    """The product alone, into scratch value `scratch`, a plane for each of `split` pieces; and the outputs made of those planes."""
+    product, shape = parts.product, (split, *parts.dot.shape)
+    spec = TensorSpec("float32", shape, row_major(shape), "cuda")
+    plane = Dot(parts.dot.shape, torch.float32, parts.dot.left, parts.dot.right)
+    alone = Output(scratch, plane, replace(spec, shape=shape[1:], strides=spec.strides[1:]))
+    leaf = Leaf(shape, torch.float32, scratch, spec.strides)
+    total = _plane(leaf, 0)
+    for piece in range(1, split):
+        total = pointwise("({0} + {1})", total, _plane(leaf, piece), dtype=torch.float32)
+    outputs = tuple(replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)})) for o in parts.traced.outputs)
+    return Parts(parts.traced, plane, product, schedule_tail((alone,), plane)), outputs, spec
+
+
+def folded(parts: Parts) -> tuple[Output, ...]:
+    """The outputs with the product as a sum of element-wise products, for the kernels that fold rows."""
+    dot, product = parts.dot, parts.product
+    lead = dot.shape[:-2]
+    left = reshape(dot.left, (*lead, product.m, 1, product.k))
+    turned = _turned(dot.right)
+    shape = (*lead, product.m, product.n, product.k)
+    both = pointwise("({0} * {1})", broadcast(left, shape), broadcast(turned, shape), dtype=dot.dtype, shape=shape)
+    total: Node = reshape(Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape)
+    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in parts.traced.outputs)
+
+
+def _turned(right: Node) -> Node:
+    """(..., k, n) as (..., 1, n, k)."""
+    from torch_cudal1.kernels.views import permuted
+
+    rank = len(right.shape)
+    turned = permuted(right, (*range(rank - 2), rank - 1, rank - 2))
+    return reshape(turned, (*turned.shape[:-2], 1, *turned.shape[-2:]))
+
+
+def _plane(leaf: Leaf, piece: int) -> Node:
+    return View(leaf.shape[1:], leaf.dtype, leaf, lambda index: (Form(piece), *index))
+
+
+def _typed(node: Node, dtype: torch.dtype) -> Node:
+    return node if node.dtype == dtype else pointwise("({0})", node, dtype=dtype)
+
+
+def _check_method(schedule: Schedule, product: Product) -> None:
+    if schedule.method not in METHODS or schedule.method.startswith("packed") or schedule.method == "fold":
+        raise ProgramError("proposal", f"method {schedule.method!r} is none of the tiled ones")
+    if (schedule.method in FP32_METHODS) != (product.dtype is torch.float32):
+        raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
+
+
+def _tiles(product: Product, schedule: Schedule) -> int:
+    return product.batch * math.ceil(product.m / schedule.rows) * math.ceil(product.n / schedule.columns)
+
+
+def _main_loop(product: Product, schedule: Schedule) -> str:
+    length = math.ceil(product.k / schedule.split / schedule.depth) * schedule.depth
+    ragged = product.k % schedule.depth != 0
+    high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
+    # rows beyond the edge wrap around: they read valid memory, and what they compute is not stored
+    left_m = f"(m % {product.m})" if product.m % schedule.rows else "m"
+    right_n = f"(n % {product.n})" if product.n % schedule.columns else "n"
+    words = {
+        "SPLIT": schedule.split,
+        "HIGH": high,
+        "WIDE": wide,
+        "GROUP": min(schedule.group, high),
+        "LENGTH": length,
+        "END": product.k if schedule.split == 1 else f"min({product.k}, first + {length})",
+        "BM": schedule.rows,
+        "BN": schedule.columns,
+        "BK": schedule.depth,
+        "LEFT_M": left_m,
+        "RIGHT_N": right_n,
+        "LEFT_MASK": f", mask=(k < {product.k})[None, :], other=0.0" if ragged else "",
+        "RIGHT_MASK": f", mask=(k < {product.k})[:, None], other=0.0" if ragged else "",
+        "PRECISION": _PRECISION[schedule.method],
+        "TO64": ".to(tl.int64)" if _wide(product) else "",
+        **_operand_words("LEFT", product.left),
+        **_operand_words("RIGHT", product.right),
+    }
+    text = _BODY
+    for word in sorted(words, key=len, reverse=True):
+        text = text.replace(word, str(words[word]))
+    return text
+
+
+def _operand_words(side: str, operand: Operand) -> dict[str, int | str]:
+    return {
+        f"p{side}": f"p{operand.value}",
+        f"{side}_OFFSET": operand.offset,
+        f"{side}_BATCH": operand.batch,
+        f"{side}_ROW": operand.row,
+        f"{side}_DEPTH": operand.depth,
+    }
+
+
+def _wide(product: Product) -> bool:
+    """Whether an address needs 64 bits."""
+    reach = [product.batch * product.m * product.n]
+    for operand, rows in ((product.left, product.m), (product.right, product.n)):
+        reach.append(operand.offset + operand.batch * product.batch + operand.row * rows + operand.depth * (product.k + 256))
+    return max(reach) > _INT32_REACH

@@ -1,0 +1,208 @@
+"""Which ways of computing a matrix product are worth trying: tables of schedules, pruned and ordered by a bound on their time.
+
+The bound is a roofline with whole waves of tiles: a program computes its tile at a share of an SM's peak that grows with the tile,
+all operands and results pass the memory once. It orders candidates; it does not decide between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from torch_cudal1.errors import ProgramError
+from torch_cudal1.kernels.plan import Proposal, shared_limit
+from torch_cudal1.kernels.products import Product
+
+__all__ = ["FP32_METHODS", "METHODS", "Schedule", "read", "schedules"]
+
+_SMS, _BYTES_PER_S, _LAUNCH_S = 132, 4.0e12, 3e-6  # H200; elsewhere only ratios matter, and the judge measures
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method may serve: the element size of its inputs, TF32 rights, architecture; its ceiling; its shared memory.
+
+    `flops_per_s`: of the product itself at large sizes on an H200. `bytes_per_element`: of an operand in a stage's shared memory.
+    """
+
+    itemsize: int
+    tf32_right: bool
+    sm: int
+    flops_per_s: float
+    bytes_per_element: int
+    exact_sm: bool = False
+
+
+METHODS = {
+    "packed-f16x3": Method(4, False, 90, 2.0e14, 4, exact_sm=True),
+    "packed-bf16x6": Method(4, False, 90, 1.1e14, 6, exact_sm=True),
+    "packed-f16x1": Method(4, True, 90, 5.0e14, 2, exact_sm=True),
+    "bf16x6": Method(4, False, 80, 6.5e13, 4),
+    "tf32x3": Method(4, False, 80, 5.5e13, 4),
+    "tf32": Method(4, True, 80, 3.0e14, 4),
+    "half": Method(2, False, 80, 6.0e14, 2),
+    "fold": Method(0, False, 80, 1.0e13, 0),
+}
+FP32_METHODS = frozenset(name for name, method in METHODS.items() if method.itemsize == 4)
+_FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too often
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a product is cut: a tile of `rows` x `columns` and `depth` of k, `split` programs a tile, tiles in bands of `group` rows.
+
+    `stages` of the operand pipeline. `promote` (packed): how many depths are summed in the tensor core before they
+    are added in fp32.
+    """
+
+    method: str
+    rows: int = 0
+    columns: int = 0
+    depth: int = 0
+    warps: int = 8
+    stages: int = 3
+    group: int = 8
+    split: int = 1
+    promote: int = 1
+
+    def proposal(self) -> Proposal:
+        """As a proposal of family "gemm"."""
+        return Proposal("gemm", asdict(self))
+
+
+# rows, columns, depth, warps, stages
+_TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "bf16x6": (
+        (128, 128, 32, 8, 3),
+        (128, 64, 32, 8, 3),
+        (64, 128, 32, 8, 3),
+        (64, 64, 32, 4, 3),
+        (64, 32, 32, 4, 4),
+        (32, 64, 32, 4, 4),
+        (16, 64, 64, 4, 4),
+        (64, 16, 64, 4, 4),
+    ),
+    "tf32x3": (
+        (128, 128, 32, 8, 3),
+        (128, 64, 32, 8, 3),
+        (64, 64, 32, 4, 3),
+        (32, 64, 32, 4, 4),
+        (16, 64, 64, 4, 4),
+        (64, 16, 64, 4, 4),
+    ),
+    "tf32": (
+        (128, 256, 32, 8, 3),
+        (128, 128, 32, 8, 4),
+        (128, 64, 32, 4, 4),
+        (64, 64, 32, 4, 4),
+        (16, 64, 64, 4, 4),
+        (64, 16, 64, 4, 4),
+    ),
+    "half": (
+        (128, 256, 64, 8, 3),
+        (128, 128, 64, 8, 4),
+        (128, 64, 64, 4, 4),
+        (64, 128, 64, 4, 4),
+        (64, 64, 64, 4, 4),
+        (16, 64, 128, 4, 4),
+        (64, 16, 128, 4, 4),
+    ),
+}
+# columns, stages, promote, group
+_PACKED: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "packed-f16x3": ((128, 3, 1, 8), (192, 2, 1, 8), (128, 3, 2, 8), (128, 3, 1, 16), (64, 4, 1, 8)),
+    "packed-bf16x6": ((128, 2, 1, 8), (96, 2, 1, 8)),
+    "packed-f16x1": ((192, 4, 2, 8), (128, 6, 2, 8), (128, 6, 4, 8), (64, 8, 2, 8)),
+}
+_PIECES = {"packed-f16x3": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
+
+
+def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
+    """At most `most` schedules for `product` on `sm`, those with the smallest bound first. `rights`: classes that may use TF32."""
+    found = [s for name in METHODS if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
+    return tuple(sorted(found, key=lambda s: bound_s(product, s))[:most])
+
+
+def read(proposal: Proposal) -> Schedule:
+    """The schedule of a proposal. Raises ProgramError for numbers that no kernel is made for."""
+    method = proposal.config.get("method")
+    if proposal.family != "gemm" or method not in METHODS:
+        raise ProgramError("proposal", f"family {proposal.family!r} and method {method!r}; expected one of {sorted(METHODS)}")
+    names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote")
+    numbers = {name: proposal.number(name, 1) for name in names}
+    schedule = Schedule(str(method), **numbers)
+    if method == "fold":
+        return schedule
+    sizes = (schedule.rows, schedule.columns, schedule.depth)
+    packed = schedule.method.startswith("packed")
+    if min(sizes) < 16 or (not packed and any(size & (size - 1) for size in sizes)) or schedule.rows * schedule.columns > 65536:
+        raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
+    if packed and ((schedule.rows, schedule.depth) != (128, 64) or schedule.columns % 32 or schedule.columns > 192):
+        raise ProgramError("proposal", f"a packed tile of {sizes}; expected 128 x (32 to 192, in steps of 32) x 64")
+    if schedule.warps not in (1, 2, 4, 8, 16) or min(schedule.stages, schedule.group, schedule.split, schedule.promote) < 1:
+        raise ProgramError("proposal", f"{schedule}: warps must be a power of two up to 16, the other numbers positive")
+    return schedule
+
+
+def bound_s(product: Product, schedule: Schedule) -> float:
+    """Seconds that `schedule` cannot go below, roughly; for ordering."""
+    method, size = METHODS[schedule.method], product.dtype.itemsize
+    operands = size * product.batch * (product.m + product.n) * product.k
+    moved = operands + 4 * product.batch * product.m * product.n
+    if schedule.method == "fold":
+        return moved / _BYTES_PER_S + _LAUNCH_S
+    tiles = product.batch * math.ceil(product.m / schedule.rows) * math.ceil(product.n / schedule.columns) * schedule.split
+    area = schedule.rows * schedule.columns
+    share = min(1.0, 0.35 + 0.65 * area / 16384)  # small tiles wait for the shared memory more than they compute
+    per_sm = max(1, min(4, 65536 // (area * 2)))  # programs an SM runs side by side
+    waves = math.ceil(tiles / (_SMS * per_sm)) * per_sm if tiles > _SMS else 1
+    work = 2.0 * area * product.k / schedule.split * waves / (method.flops_per_s * share / _SMS)
+    launches = 1
+    if schedule.split > 1:
+        moved += 8 * schedule.split * product.batch * product.m * product.n
+        launches = 2
+    if schedule.method in _PIECES:
+        extra = (4 + 2 * _PIECES[schedule.method]) / 4 * operands / _BYTES_PER_S
+        return max(work, moved / _BYTES_PER_S) + extra + 2 * _LAUNCH_S
+    return max(work, moved / _BYTES_PER_S) + launches * _LAUNCH_S
+
+
+def _may_serve(name: str, product: Product, sm: int, rights: Collection[str]) -> bool:
+    method = METHODS[name]
+    if sm < method.sm or (method.exact_sm and sm != method.sm) or (method.tf32_right and "matmul" not in rights):
+        return False
+    if name == "fold":
+        return min(product.m, product.n) <= _FOLD_COLUMNS
+    return method.itemsize == product.dtype.itemsize and (product.dtype is not torch.float32 or name != "half")
+
+
+def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
+    if name == "fold":
+        yield Schedule("fold", warps=4)
+        return
+    if name in _PACKED:
+        if product.m < 64 or product.k < 64:
+            return  # one tile high: packing costs more than it saves
+        for columns, stages, promote, group in _PACKED[name]:
+            if columns <= max(64, 2 * product.n):
+                yield Schedule(name, 128, columns, 64, 8, stages, group, 1, promote)
+        return
+    for rows, columns, depth, warps, stages in _TILES[name]:
+        if rows >= 2 * max(16, product.m) or columns >= 2 * max(16, product.n):
+            continue
+        shared = stages * depth * (rows + columns) * METHODS[name].bytes_per_element
+        if shared > shared_limit(sm):
+            stages = max(2, stages * shared_limit(sm) // shared)
+        for split in _splits(product, rows, columns):
+            yield Schedule(name, rows, columns, depth, warps, stages, 8, split)
+
+
+def _splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:
+    """1, and what fills the SMs once or twice when tiles alone do not; a piece keeps 256 of k."""
+    tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+    most = product.k // 256
+    wanted = {1} | {split for times in (1, 2) if 1 < (split := min(most, times * _SMS // tiles)) <= 64}
+    return tuple(sorted(wanted))

@@ -1,0 +1,155 @@
+"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_gemm.cu` specialised for an island.
+
+Two launches. The first cuts both operands into 16-bit pieces and lays them out as the tensor cores read them (4, 6 or 2 bytes an
+element, written and read once); the second multiplies them. What a method's result holds, with u = 2^-24:
+
+    packed-bf16x6   three bf16 pieces hold all 24 bits and fp32's range: the error is about that of an fp32 sum
+    packed-f16x3    two fp16 pieces hold 22 bits of a row scaled by a power of two, so that a product's error is at most 3 u |a||b|;
+                    numbers below 2^-17 of their row's largest lose bits: 2^-39 (max|a_i| |b_j| + |a_i| max|b_j|) more. Where that
+                    could matter for a third of a row or half of a column within a tile, the tile is computed again in plain fp32
+    packed-f16x1    one fp16 piece, 11 bits as TF32 has: only where the user allows TF32
+
+A tile with NaN, infinity, numbers above 3.3e38 or rows whose largest is tiny is computed again in plain fp32 as well, by a slow
+loop: right before fast. Partial sums leave the tensor core every 64 * promote of k, because its accumulator truncates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels.gemm import Parts
+from torch_cudal1.kernels.gemm_schedules import Schedule, read
+from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.products import Operand, Product
+from torch_cudal1.kernels.tail import CudaTail, cuda_tail
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["packed"]
+
+_PIECES = {"packed-f16x3": (1, 2, 3), "packed-bf16x6": (0, 3, 6), "packed-f16x1": (1, 1, 1)}  # HALF, PLANES, PRODUCTS
+_DEPTH, _ROWS = 64, 128
+_REACH = 2**31 - 1
+_THREADS_PACK, _THREADS_MULTIPLY = 1024, 384
+
+
+def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+    """The two kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
+    schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
+    if product.dtype is not torch.float32 or schedule.method not in _PIECES:
+        raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
+    _, planes, _ = _PIECES[schedule.method]
+    sizes = _sizes(product, schedule)
+    if max(product.m * product.k, product.n * product.k, sizes["M_PAD"] * sizes["CHUNKS"] * 64) > _REACH:
+        raise NotLowerableError("a matrix of more than 2^31 elements")
+    scratch: dict[int, TensorSpec] = {}
+    for i, (batch, rows) in enumerate(((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))):
+        scratch[first + i] = _dense("int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH))
+        scratch[first + 2 + i] = _dense("int32", (batch, rows, 2))
+    operands = (product.left.value, product.right.value, *sorted(scratch))
+    text, name = _text(schedule, tail, sizes)
+    defines = tuple(sorted((sizes | {"PAIRS": int(tail.pairs)}).items()))
+    return _kernels(
+        text, name, defines, (operands, (*operands, tail.written, *tail.reads)), _grids(product, schedule, sizes)
+    ), scratch
+
+
+def _kernels(
+    text: str,
+    name: str,
+    defines: tuple[tuple[str, int], ...],
+    values: tuple[tuple[int, ...], tuple[int, ...]],
+    grids: tuple[int, int],
+) -> tuple[Kernel, ...]:
+    arguments = [tuple((value, "*") for value in group) for group in values]
+    known = dict(defines)
+    ring = 1024 + known["STAGES"] * (known["PLANES"] * (known["BM"] + known["BN"]) * 2 * _DEPTH + 16)
+    pack = Kernel(f"pack_{name}", text, arguments[0], grids[0], _THREADS_PACK // 32, cuda=Cuda(defines))
+    multiply = Kernel(f"multiply_{name}", text, arguments[1], grids[1], _THREADS_MULTIPLY // 32, cuda=Cuda(defines, ring))
+    return pack, multiply
+
+
+def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
+    half, planes, products = _PIECES[schedule.method]
+    chunks = math.ceil(product.k / _DEPTH / schedule.promote) * schedule.promote
+    return {
+        "HALF": half,
+        "PLANES": planes,
+        "PRODUCTS": products,
+        "BM": _ROWS,
+        "BN": schedule.columns,
+        "ACC": schedule.columns // 2,
+        "STAGES": schedule.stages,
+        "PROMOTE": schedule.promote,
+        "GROUP": schedule.group,
+        "M": product.m,
+        "N": product.n,
+        "K": product.k,
+        "M_PAD": math.ceil(product.m / _ROWS) * _ROWS,
+        "N_PAD": math.ceil(product.n / schedule.columns) * schedule.columns,
+        "CHUNKS": chunks,
+        **_operand("A", product.left, product.batch),
+        **_operand("B", product.right, product.batch),
+    }
+
+
+def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
+    shared = operand.batch == 0
+    return {
+        f"{name}_ROW": operand.row,
+        f"{name}_K": operand.depth,
+        f"{name}_BATCH": operand.batch,
+        f"{name}_OFFSET": operand.offset,
+        f"{name}_BATCHES": 1 if shared else batch,
+    }
+
+
+def _grids(product: Product, schedule: Schedule, sizes: Mapping[str, int]) -> tuple[int, int]:
+    pack = (sizes["A_BATCHES"] * sizes["M_PAD"] + sizes["B_BATCHES"] * sizes["N_PAD"]) // 32
+    return pack, product.batch * (sizes["M_PAD"] // _ROWS) * (sizes["N_PAD"] // schedule.columns)
+
+
+def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple[str, str]:
+    """The C++ text, and the name its kernels share."""
+    text = (files("torch_cudal1.kernels") / "packed_gemm.cu").read_text()
+    # everything that changes the code is in the name, which thus stands for one machine code
+    digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
+    name = f"{schedule.method.removeprefix('packed-')}_{digest}"
+    words = {
+        "WGMMA_DEFINITION": _wgmma(schedule.columns, "f16" if sizes["HALF"] else "bf16"),
+        "TAIL_DEFINITION": tail.text,
+        "TAIL_PARAMETERS": tail.parameters,
+        "TAIL_ARGUMENTS": tail.arguments,
+        "INDEX": "i64" if "i64 row" in tail.text else "int",
+        "    PACK(": f"    pack_{name}(",
+        "    MULTIPLY(": f"    multiply_{name}(",
+    }
+    head, _, body = text.partition("typedef unsigned int u32")
+    body = "typedef unsigned int u32" + body
+    for word, meant in words.items():
+        body = body.replace(word, meant)
+    return head + body, name
+
+
+def _wgmma(columns: int, kind: str) -> str:
+    """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named one by one."""
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""__device__ __forceinline__ void WGMMA(float (&d)[{count}], u64 a, u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}"
+      : {outputs}
+      : "l"(a), "l"(b), "r"(add));
+}}"""
+
+
+def _dense(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return TensorSpec(dtype, shape, strides, "cuda")

@@ -1,0 +1,123 @@
+"""Matrix products: ATen's as nodes, and a product's operands as addresses.
+
+`product_of` reads off the one product an island is made around. Operands are tensors in any layout, views of them included; an
+operand that must be computed first is refused, since the product would compute it once for every tile. How a product is computed is
+`gemm`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, flatten
+from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, pointwise, sources
+from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["HANDLERS", "Operand", "Product", "product_of"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of the batch (0: shared)."""
+
+    value: int
+    row: int
+    depth: int
+    batch: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """C (batch, m, n) = A (batch, m, k) B (batch, k, n), of tensors of `dtype`, summed in fp32."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    left: Operand
+    right: Operand
+    dtype: torch.dtype
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
+    """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
+    dots = _dots(outputs)
+    if len(dots) != 1:
+        raise NotLowerableError(f"{len(dots)} matrix products in one island")
+    dot = dots[0]
+    batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
+    (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
+    atoms = Atom(0, batch), Atom(1, m), Atom(2, k), Atom(3, n)
+    left = _operand(dot.left, (atoms[0], atoms[1], atoms[2]), atoms[1], atoms[2])
+    right = _operand(dot.right, (atoms[0], atoms[2], atoms[3]), atoms[3], atoms[2])
+    return dot, Product(batch, m, n, k, left, right, dot.left.dtype)
+
+
+def _dots(outputs: tuple[Node, ...]) -> list[Dot]:
+    seen: dict[int, Node] = {}
+    waiting = list(outputs)
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen[id(node)] = node
+            waiting += sources(node)
+    return [node for node in seen.values() if isinstance(node, Dot)]
+
+
+def _operand(node: Node, atoms: tuple[Atom, Atom, Atom], row: Atom, depth: Atom) -> Operand:
+    index = tuple(Form(0, ((atom, 1),)) if atom.extent > 1 else ZERO for atom in atoms[3 - len(node.shape) :])
+    try:
+        while isinstance(node, View):
+            index, node = node.remap(index), node.source
+    except Cut as cut:
+        raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride") from cut
+    if not isinstance(node, Leaf):
+        raise NotLowerableError("an operand is computed in the island; a product reads its operands from memory")
+    form = flatten(index, node.strides)
+    # a dimension of one element has any stride: one that lets the others be read 16 bytes at a time
+    strides = [form.coefficient(atom) if atom.extent > 1 else 1 for atom in (row, depth)]
+    return Operand(node.value, strides[0], strides[1], form.coefficient(atoms[0]), form.offset)
+
+
+def _dot(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    left, right = args[:2]
+    if len(args) != 2 or kwargs:
+        raise NotLowerableError(f"unexpected arguments {args[2:]!r} {kwargs!r}")
+    if left.dtype not in _DTYPES or right.dtype != left.dtype or outs[0].torch_dtype != left.dtype:
+        raise NotLowerableError(f"a product of {left.dtype} and {right.dtype}")
+    return (Dot(outs[0].shape, left.dtype, left, right),)
+
+
+def _dot_added(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """beta * bias + alpha * (left @ right); with beta 0 the bias is not read, NaN or not."""
+    bias, left, right = args[:3]
+    beta, alpha = (kwargs.get(name, args[i] if len(args) > i else 1) for i, name in ((3, "beta"), (4, "alpha")))
+    (made,) = _dot((left, right), {}, outs)
+    dtype = outs[0].torch_dtype
+    if alpha != 1:
+        made = pointwise("({0} * {1})", made, constant(alpha, dtype), dtype=dtype)
+    if beta == 0:
+        return (made,)
+    added = bias if beta == 1 else pointwise("({0} * {1})", bias, constant(beta, dtype), dtype=dtype)
+    return (pointwise("({0} + {1})", made, added, dtype=dtype, shape=outs[0].shape),)
+
+
+HANDLERS: dict[str, Handler] = {
+    "mm.default": _dot,
+    "bmm.default": _dot,
+    "addmm.default": _dot_added,
+    "baddbmm.default": _dot_added,
+}
