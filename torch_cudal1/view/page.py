@@ -6,7 +6,6 @@ came from outside (names, reasons, paths) is escaped. It computes nothing: numbe
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from typing import Any
 
 from torch_cudal1.explanation import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.view import plots, text
-from torch_cudal1.view.style import CSS
+from torch_cudal1.view.markup import document, table
+from torch_cudal1.view.markup import environment as environment_of
+from torch_cudal1.view.markup import escaped as _e
 
 __all__ = ["Story", "render", "winners"]
 
@@ -45,15 +46,10 @@ def render(title: str, stories: Sequence[Story], environment: Mapping[str, str],
         *(_story(story) for story in stories),
         "</section>",
         _reading_guide(),
-        _environment(environment),
+        environment_of(environment),
         "</main>",
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{_e(title)}</title>'
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{CSS}</style></head>\n<body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return document(title, body)
 
 
 def winners(explanation: Explanation) -> str:
@@ -97,7 +93,7 @@ def _summary(stories: Sequence[Story]) -> str:
             ]
         )
     caption = "End to end, host time included; 95 % intervals in brackets"
-    return f'<section aria-labelledby="summary"><h2 id="summary">Summary</h2>{_table(columns, rows, caption)}</section>'
+    return f'<section aria-labelledby="summary"><h2 id="summary">Summary</h2>{table(columns, rows, caption)}</section>'
 
 
 def _outcome(story: Story) -> str:
@@ -206,7 +202,7 @@ def _tried(tried: Sequence[Mapping[str, Any]]) -> str:
                 _e(text.ratio(one.get("error_ratio"))),
             ]
         )
-    return _table(columns, rows, "What was tried")
+    return table(columns, rows, "What was tried")
 
 
 def _measured(one: Mapping[str, Any]) -> str:
@@ -232,20 +228,6 @@ def _reading_guide() -> str:
     )
 
 
-def _environment(environment: Mapping[str, str]) -> str:
-    items = "".join(f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>" for name, value in environment.items())
-    return f'<section aria-labelledby="environment"><h2 id="environment">Environment</h2><dl>{items}</dl></section>'
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """`rows` hold HTML already escaped."""
-    head = "".join(f'<th scope="col">{_e(name)}</th>' for name in columns)
-    body = "".join(f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows)
-    # Focusable, so that a keyboard can scroll a table that is wider than the screen.
-    frame = f'<div class="scroll" role="region" aria-label="{_e(caption)}" tabindex="0">'
-    return f"{frame}<table><caption>{_e(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
 def _speed(value: Interval | None) -> str:
     if value is None:
         return text.ABSENT
@@ -256,7 +238,3 @@ def _speed(value: Interval | None) -> str:
 def _anchor(story: Story) -> str:
     """An id made only of letters, digits and "-": a name cannot break out of the attribute."""
     return "m-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in story.explanation.target)
-
-
-def _e(value: object) -> str:
-    return html.escape(text.clean(value), quote=True)

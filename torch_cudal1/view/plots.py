@@ -25,7 +25,7 @@ except ImportError:  # the optional extra "report"
 else:
     _MATPLOTLIB = True
 
-__all__ = ["ErrorPair", "SpeedupPair", "available", "errors", "speedups"]
+__all__ = ["Curve", "ErrorPair", "SpeedupPair", "available", "curves", "errors", "speedups"]
 
 # Stand-ins that matplotlib can draw and that become the page's CSS variables afterwards, so that one SVG serves light and dark.
 _COLOURS = {"#010203": "--ink", "#040506": "--muted", "#070809": "--grid", "#0a0b0c": "--first", "#0d0e0f": "--second"}
@@ -56,6 +56,17 @@ class ErrorPair:
     name: str
     eager: float | None
     ours: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a plot of curves: y over x, and where known the range around it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 def available() -> tuple[bool, str]:
@@ -102,6 +113,34 @@ def errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     _finish(axes, None, lambda v, _: f"{v:.0e}")
     axes.set_xlabel("largest error against float64, scaled by the output (left is better)", color=_MUTED)
     return _svg(figure, label, "error")
+
+
+def curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str) -> str:
+    """Lines over a common axis; each has its own colour and dashes, and its name in the legend. Needs matplotlib.
+
+    `salt`: a word that no other plot of the page has.
+    """
+    figure = Figure(figsize=(8.0, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    for i, line in enumerate(lines):
+        colour = (_FIRST, _SECOND, _INK, _MUTED)[i % 4]
+        dashes = ("-", "--", ":")[i // 4 % 3]
+        axes.plot(line.x, line.y, color=colour, linestyle=dashes, linewidth=1.6, label=line.name)
+        if line.low and line.high:
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    axes.tick_params(axis="both", which="both", color=_GRID, labelcolor=_MUTED)
+    axes.grid(color=_GRID, linewidth=0.6)
+    axes.patch.set_visible(False)
+    figure.patch.set_visible(False)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_xlabel(x, color=_MUTED)
+    axes.set_ylabel(y, color=_MUTED)
+    legend = axes.legend(frameon=False, labelcolor=_INK, fontsize=9, ncols=1 + len(lines) // 5)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return _svg(figure, label, salt)
 
 
 def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
