@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -107,7 +107,7 @@ class JudgeEvaluator:
     """`records.Evaluator` by the judge. Use it as a context manager, from one thread.
 
     `lanes`: how many programs are validated side by side; 1: in this process's own sandboxes, without further processes of ours.
-    `seconds`: what every step of all measurements took together, over all lanes.
+    `seconds`: what every step of all measurements took together, over all lanes. `told`: given each measurement as it comes.
     """
 
     def __init__(self, terms: Terms, *, lanes: int = 1) -> None:
@@ -116,6 +116,7 @@ class JudgeEvaluator:
         self.terms, self.lanes = terms, lanes
         self.memory = Remembered()
         self.seconds: Counter[str] = Counter()
+        self.told: Callable[[Measured], None] | None = None
         self._lane: Lane | None = None
         self._pool: ProcessPoolExecutor | None = None
 
@@ -150,6 +151,8 @@ class JudgeEvaluator:
     def _take(self, lap: Lap) -> None:
         self.seconds.update(lap.seconds)
         self.memory.take(lap.measured)
+        if self.told is not None:
+            self.told(lap.measured)
 
     def _own_lane(self) -> Lane:
         self._lane = self._lane or Lane(self.terms)
