@@ -4,6 +4,9 @@ Contenders: eager; torch.compile with its own caches; this package, as `accelera
 its own, filled by its cold run. A warm process of this package must build and judge no candidate: its counters are read and a row
 where they are not zero fails. The answer itself is verified after the clock has stopped. The warm processes of all contenders take
 turns, in an order that rotates: the file system's cache is warmer for whoever comes later.
+
+With `--offline` the warm processes of this package find no program on PATH, so no compiler, and any use of the network raises; what
+they start all the same is in their row. The other contenders keep both: they are what this package is compared with.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +39,7 @@ __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("eager", "torch.compile", "cudal1.accelerate", "cudal1 backend")
+_NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 _NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
 
@@ -54,6 +59,9 @@ class Start:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     cold_counters: Mapping[str, int] = field(default_factory=dict)
     warm_counters: Mapping[str, int] = field(default_factory=dict)
+    warm_after_import_s: float | None = None  # without the import of torch and the building of the module, which are everybody's
+    cold_after_import_s: float | None = None
+    started: Sequence[str] = ()  # programs that the warm processes of this package started
     decisions: Sequence[str] = ()  # what the cold process of this package recorded of its races and of what runs
 
 
@@ -75,6 +83,34 @@ def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
     return ""
 
 
+def fallen_back(warm: Sequence[Mapping[str, int]]) -> str:
+    """Whether a warm process of this package ran a baseline because something of ours failed; empty if not."""
+    count = max((counters.get("fallbacks", 0) for counters in warm), default=0)
+    return f"a warm process fell back to its baseline {count} times" if count else ""
+
+
+def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
+    """For each start of this package: is it no later than a warm torch.compile, and how much sooner than a cold one."""
+    told = []
+    for row in rows:
+        other = next((one for one in rows if one.model == row.model and one.contender == "torch.compile"), None)
+        if not row.contender.startswith("cudal1") or row.warm_s is None or other is None or other.warm_s is None:
+            continue
+        assert other.cold_s is not None
+        assert other.cold_after_import_s is not None
+        assert row.warm_after_import_s is not None
+        told.append(
+            {
+                "model": row.model,
+                "contender": row.contender,
+                "not_later_than_warm_compile": row.warm_s <= other.warm_s,
+                "sooner_than_cold_compile": other.cold_s / row.warm_s,
+                "sooner_than_cold_compile_after_import": other.cold_after_import_s / row.warm_after_import_s,
+            }
+        )
+    return told
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every contender on every model; 0 when all rows are "ok"."""
     args = _parser().parse_args(argv)
@@ -84,16 +120,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
-    options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s")}
+    options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")}
     for model in args.models:
         for row in _measure(args, model, deadline):
             rows.append(row)
             print(_line(row), flush=True)
-            report.save(args.out, report.document("warm_start", options, [asdict(r) for r in rows], environment=environment))
-    print(
-        json.dumps({"out": args.out.name, "rows": [{k: v for k, v in asdict(row).items() if "counters" not in k} for row in rows]})
-    )
+            made = [asdict(r) for r in rows]
+            report.save(args.out, report.document("warm_start", options, made, environment=environment, goals=goals(rows)))
+    print(json.dumps({"out": args.out.name, "goals": goals(rows), "rows": [_short(row) for row in rows]}))
     return 0 if all(row.status == "ok" for row in rows) else 1
+
+
+def _short(row: Start) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if "counters" not in name}
 
 
 def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
@@ -125,7 +164,8 @@ def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start
     cold, *warm = runs
     reason = next((run["reason"] for run in runs if not run["verified"]), "")
     if not reason and contender.startswith("cudal1"):
-        reason = judge_counters(cold["counters"], [run["counters"] for run in warm])
+        counters = [run["counters"] for run in warm]
+        reason = judge_counters(cold["counters"], counters) or fallen_back(counters)
     return Start(
         model,
         contender,
@@ -139,6 +179,9 @@ def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start
         stages_s={name: statistics.median(run["stages_s"][name] for run in warm) for name in cold["stages_s"]},
         cold_counters=cold["counters"],
         warm_counters=warm[-1]["counters"],
+        warm_after_import_s=statistics.median(run["stages_s"]["first_call"] for run in warm),
+        cold_after_import_s=cold["stages_s"]["first_call"],
+        started=sorted({name for run in warm for name in run["started"]}),
         decisions=cold["decisions"],
     )
 
@@ -150,6 +193,9 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
     environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
     command = [sys.executable, "-m", "benchmarks.bench_warm_start", "--models", what[0], "--child", what[1], "--state", state]
+    if args.offline and state == "warm" and what[1].startswith("cudal1"):
+        command.append("--offline")
+        environment = _without_programs(environment, scratch)
     command += [
         "--sizes",
         args.sizes,
@@ -180,9 +226,31 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     return answer
 
 
+def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """The environment without a program on PATH, or a variable that names a compiler."""
+    empty = scratch / "no-programs"
+    empty.mkdir(exist_ok=True)
+    named = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDACXX")
+    return {**{name: value for name, value in environment.items() if name not in named}, "PATH": str(empty)}
+
+
+def _shut_off(started: list[str], *, offline: bool) -> None:
+    """From now on `started` gets the name of every program that this process starts; offline, what uses the network raises."""
+
+    def listen(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
+            started.append(os.path.basename(os.fsdecode(args[0])))
+        elif offline and (event == "socket.getaddrinfo" or (event in _NETWORK and args[0].family != socket.AF_UNIX)):
+            raise ConnectionError(f"{event}{args[1:]}: this process has no network")
+
+    sys.addaudithook(listen)
+
+
 def _child(args: argparse.Namespace) -> int:
     """One contender's first answer, in this process."""
     imported = time.monotonic()
+    started: list[str] = []
+    _shut_off(started, offline=args.offline)
     case = Case(build(args.models[0], sizes=args.sizes, device=args.device), "inference")
     # Warm: a miss is an error, so that a decision that was not found cannot pass for one that was.
     on_miss = "tune" if args.state == "cold" else "error"
@@ -196,11 +264,13 @@ def _child(args: argparse.Namespace) -> int:
         if case.device.startswith("cuda"):
             torch.cuda.synchronize()
         answered = time.monotonic()
+        began_programs = list(started)
         counters, decisions = _told() if args.child.startswith("cudal1") else ({}, [])  # before anything else runs
         (fresh, ref), *_ = references(case, draws=1)
         verdict = compare(case.outputs(call, module, fresh), ref)
     stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
     answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
+    answer["started"] = began_programs
     print(json.dumps({**answer, "verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}))
     return 0
 
@@ -233,6 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region, cold process only")
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="per process")
     parser.add_argument("--total-limit-s", type=float, default=300.0, help="whole run; what does not fit is a failed row")
+    parser.add_argument("--offline", action="store_true", help="the package's warm processes: no network, no program on PATH")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--state", help=argparse.SUPPRESS)
     parser.add_argument("--spawned", type=float, help=argparse.SUPPRESS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -53,3 +55,43 @@ def test_the_total_limit_stops_new_processes(tmp_path: Path) -> None:
     out = tmp_path / "warm.json"
     assert main(["--models", "lstm", "--total-limit-s", "0", "--out", str(out)]) == 1
     assert {row["reason"] for row in load(out)["rows"]} == {"cold process not started: the total limit was reached"}
+
+
+def start(contender: str, cold_s: float, warm_s: float) -> bench_warm_start.Start:
+    stages = {"warm_after_import_s": warm_s - 1, "cold_after_import_s": cold_s - 1}
+    return bench_warm_start.Start("m", contender, "ok", cold_s=cold_s, warm_s=warm_s, **stages)
+
+
+def test_goals_compare_first_answers_with_those_of_torch_compile() -> None:
+    rows = [start("torch.compile", 19.0, 7.0), start("cudal1.accelerate", 40.0, 3.0), start("cudal1 backend", 40.0, 8.0)]
+    ours, backend = bench_warm_start.goals(rows)
+    assert ours["not_later_than_warm_compile"]
+    assert ours["sooner_than_cold_compile"] == pytest.approx(19 / 3)
+    assert ours["sooner_than_cold_compile_after_import"] == pytest.approx(9.0)
+    assert not backend["not_later_than_warm_compile"]
+
+
+def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
+    assert bench_warm_start.fallen_back([{"entries_reused": 1}, {"fallbacks": 1}])
+    assert not bench_warm_start.fallen_back([{"entries_reused": 1}])
+
+
+SHUT_OFF = """
+import socket, subprocess, sys
+from benchmarks.bench_warm_start import _shut_off
+started = []
+_shut_off(started, offline=sys.argv[1] == "offline")
+try:
+    socket.create_connection(("127.0.0.1", 9), timeout=0.1)
+except ConnectionError as error:
+    print("no network" if "no network" in str(error) else "refused")
+subprocess.run([sys.executable, "-c", ""])
+print(len(started))
+"""
+
+
+@pytest.mark.parametrize(("mode", "told"), [("offline", "no network"), ("as it is", "refused")])
+def test_an_offline_process_has_no_network_and_tells_what_it_starts(mode: str, told: str) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", SHUT_OFF, mode], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == [told, "1"], done.stderr[-2000:]
