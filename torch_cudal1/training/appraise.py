@@ -1,22 +1,21 @@
-"""From completions to measurements on record: decode, look up, measure what is new, write down.
+"""From completions to measurements on record: decode, look up, measure what is due, write down.
 
-A sample has a name; one that the database knows is not measured again, so a run that was killed pays for nothing twice. Programs
-that came before cost nothing either, except that a success is measured a second time when it is met again, so that one lucky
-measurement is not believed for ever. It draws no prompts and commits no generations.
+A sample has a name; one that the database knows is not measured again, so a run that was killed pays for nothing twice. Which
+programs are measured again when they come again is `measure.Remembered`'s rule, the same for judge and replay. It draws no
+prompts and commits no generations.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch_cudal1.training.database import Database, Sample
+from torch_cudal1.training.measure import Remembered
 from torch_cudal1.training.records import Codec, Decoded, Evaluator, Measured, TrainingTask, Undecodable
 
 __all__ = ["Appraiser", "Asked"]
-
-_MEASUREMENTS = 2  # of a success; after that its median is used
 
 
 @dataclass(frozen=True)
@@ -31,84 +30,73 @@ class Asked:
 
 
 class Appraiser:
-    """Codec, evaluator and database of a run. `measurements` counts what the evaluator was asked for, `repeats` what it was not."""
+    """Codec, evaluator and database of a run. `memory`: what is known of programs, from the database on."""
 
     def __init__(self, codec: Codec, evaluator: Evaluator, database: Database) -> None:
         self.codec, self.database = codec, database
-        self._evaluator = evaluator
-        self._known: dict[tuple[str, str], list[Measured]] = {}
-        self.measurements = self.repeats = 0
-        for sample in database.samples():
-            self._learn(sample.measured)
+        self._evaluator: Any = evaluator
+        self.memory = Remembered()
+        known = [sample.measured for sample in database.samples() if sample.measured.outcome != "undecodable"]
+        self.memory.learn(known)
+        own = getattr(evaluator, "memory", None)
+        if isinstance(own, Remembered):
+            own.learn(known)  # so that it knows which score would be a surprise
 
     def appraise(self, asked: Sequence[Asked]) -> list[Measured]:
         """A measurement for each, in order, all on record when this returns. Faults of the evaluator raise; nothing is invented."""
-        decoded: dict[int, Decoded] = {}
-        for index, one in enumerate(asked):
+        decoded: dict[str, dict[str, Decoded]] = {}  # by task, by name
+        tasks: dict[str, TrainingTask] = {}
+        names = {one.name: one for one in asked}
+        for one in asked:
             if self.database.has(one.name):
                 continue
             found = self.codec.decode(one.task, one.completion)
             if isinstance(found, Undecodable):
                 self._record(one, Measured(one.task.id, one.completion, "undecodable", detail=found.reason))
             else:
-                decoded[index] = found
-        for task, programs in self._new(asked, decoded).items():
-            self._measure(asked, decoded, task, programs)
+                decoded.setdefault(one.task.id, {})[one.name] = found
+                tasks[one.task.id] = one.task
+        self._measure(tasks, decoded, names)
         return [self._on_record(one.name) for one in asked]
 
-    def seen(self, task: str, program: str) -> bool:
-        """Whether this program of this task was ever measured."""
-        return (task, program) in self._known
+    def _measure(
+        self, tasks: Mapping[str, TrainingTask], decoded: Mapping[str, Mapping[str, Decoded]], names: Mapping[str, Asked]
+    ) -> None:
+        due = {}
+        for task, programs in decoded.items():
+            due[task] = [program for _, program, _ in self.memory.due(tasks[task], list(programs.values()))]
+        waiting = {(task, program.program): name for task, by_name in decoded.items() for name, program in by_name.items()}
 
-    def _new(self, asked: Sequence[Asked], decoded: Mapping[int, Decoded]) -> dict[str, dict[str, Decoded]]:
-        """Programs by task, each once; also those that are known already, which `_measure` tells apart."""
-        found: dict[str, dict[str, Decoded]] = {}
-        for index, one in decoded.items():
-            found.setdefault(asked[index].task.id, {}).setdefault(one.program, one)
-        return found
+        def measured(found: Measured) -> None:
+            """On record at once: a kill later in the batch loses nothing that was measured."""
+            if name := waiting.pop((found.task, found.program), ""):
+                self.memory.take(found)
+                self._record(names[name], found)
 
-    def _measure(self, asked: Sequence[Asked], decoded: Mapping[int, Decoded], task: str, programs: Mapping[str, Decoded]) -> None:
-        members = [index for index in decoded if asked[index].task.id == task]
-        wanted = [one for program, one in programs.items() if self._settled(task, program) is None]
-        if wanted:
-            fresh = self._evaluator.measure(asked[members[0]].task, wanted)
-            self.measurements += len(wanted)
-            if len(fresh) != len(wanted):
-                raise ValueError(f"the evaluator answered {len(fresh)} measurements for {len(wanted)} programs of {task}")
-            answers = {one.program: found for one, found in zip(wanted, fresh, strict=True)}
+        self._ask([(tasks[task], programs) for task, programs in due.items() if programs], measured)
+        for task, by_name in decoded.items():
+            for name, program in by_name.items():
+                if not self.database.has(name):  # it came before, here or earlier: what is known of it by now
+                    self._record(names[name], replace(self.memory.answer(task, program.program), buckets=()))
+
+    def _ask(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]], measured: Callable[[Measured], None]) -> None:
+        """All tasks at once where the evaluator can, which then tells each measurement as it comes; task by task where not."""
+        if hasattr(self._evaluator, "measure_all"):
+            self._evaluator.told = measured
+            answers = self._evaluator.measure_all(questions)
         else:
-            answers = {}
-        for index in members:
-            program = decoded[index].program
-            found = answers.pop(program, None)
-            if found is None:
-                self.repeats += 1
-                known = self._settled(task, program) or self._known[task, program][-1]
-                found = replace(known, buckets=())  # what marks a repetition on record: it is no further measurement
-            self._record(asked[index], found)
-
-    def _settled(self, task: str, program: str) -> Measured | None:
-        """What is known well enough; None for what should be measured (again). A score without buckets is exact."""
-        known = self._known.get((task, program), [])
-        failures = [one for one in known if one.outcome not in ("ok", "unstable")]
-        if failures or not known:
-            return failures[0] if failures else None
-        if len(known) < _MEASUREMENTS and (known[0].buckets or known[0].outcome == "unstable"):
-            return None
-        scores = [one.score for one in known if one.score is not None]
-        return Measured(task, program, "ok", statistics.median(scores)) if scores else known[-1]
+            answers = (self._evaluator.measure(task, programs) for task, programs in questions)
+        for (task, programs), found in zip(questions, answers, strict=True):
+            if len(found) != len(programs):
+                raise ValueError(f"the evaluator answered {len(found)} measurements for {len(programs)} programs of {task.id}")
+            for one in found:
+                measured(one)
 
     def _record(self, one: Asked, found: Measured) -> None:
         self.database.add(Sample(one.name, found, origin=one.origin, exemplars=one.exemplars))
-        self._learn(found)
 
     def _on_record(self, name: str) -> Measured:
         sample = self.database.get(name)
         if sample is None:
             raise KeyError(f"sample {name!r} was not put on record")
         return sample.measured
-
-    def _learn(self, found: Measured) -> None:
-        known = self._known.setdefault((found.task, found.program), [])
-        if found.buckets or not known:
-            known.append(found)
