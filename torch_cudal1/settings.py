@@ -75,6 +75,7 @@ class Settings:
     - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
     - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
       the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
+    - llm_key: the key of a language model's server, sent to that server only; from the environment, never shown.
     """
 
     enabled: bool = True
@@ -104,6 +105,7 @@ class Settings:
     revoked: Path | None = None
     hub: str = ""
     hub_timeout_s: float = 10.0
+    llm_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         {
             "versions": versions(),
             "findings": findings,
-            "settings": {name: {"value": plain(getattr(settings, name)), "from": source} for name, _, source in in_force},
+            "settings": {name: {"value": plain(_shown(settings, name)), "from": source} for name, _, source in in_force},
             "state": "broken" if broken else "limited" if limited else "ready",
             "verdict": verdict,
         }
@@ -234,8 +234,15 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
             source = PREFIX + f.name.upper()
         else:
             source = "default"
-        rows.append((f.name, str(value) if not isinstance(value, tuple) else ":".join(map(str, value)) or "none", source))
+        shown = _shown(settings, f.name)
+        rows.append((f.name, str(shown) if not isinstance(shown, tuple) else ":".join(map(str, shown)) or "none", source))
     return rows
+
+
+def _shown(settings: Settings, name: str) -> Any:
+    """A setting's value; of a key only whether there is one."""
+    value = getattr(settings, name)
+    return ("(set, not shown)" if value else "") if name == "llm_key" else value
 
 
 def _verdict(broken: list[Finding], limited: list[Finding]) -> str:

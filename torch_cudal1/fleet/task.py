@@ -20,7 +20,7 @@ from torch_cudal1.warm_up import WarmupResult
 
 __all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]
 
-_HERE_ONLY = ("record", "on_mismatch")  # about serving; the second may be a function, which no other process can be given
+_HERE_ONLY = ("record", "on_mismatch", "llm_key")  # about serving (one may be a function), and what no file may hold
 _NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "eager_us", "inductor_us", "ours_us")
 
 
