@@ -104,14 +104,18 @@ def emitted(program: Program, proposal: Proposal) -> tuple[Program, Lowered]:
     return assemble(program, lowered, cubins), lowered
 
 
-def interpret(program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def interpret(
+    program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor], edited: Callable[[str], str] = str
+) -> list[torch.Tensor | None]:
     """Outputs of the emitted Program under the interpreter (set TRITON_INTERPRET=1 before Triton is imported).
+
+    `edited` may change what the interpreter does not know in a kernel's text.
 
     Outputs start as a poison pattern inside guard bands; AssertionError when a kernel writes outside its output.
     """
     stand_in_for_libdevice()
     built, lowered = emitted(program, proposal)
-    sources = {kernel.symbol: kernel for kernel in lowered.kernels}
+    sources = {kernel.symbol: replace(kernel, text=edited(kernel.text)) for kernel in lowered.kernels}
     values: dict[int, torch.Tensor] = dict(enumerate([*inputs, *(program.payloads[name] for name in program.constants)]))
     bands: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -44,6 +44,8 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
         if kernel.cuda is None:
             cubins[kernel.symbol] = compile_kernel(kernel, sm)
             continue
+        if (needed := kernel.cuda.shared_bytes) > shared_limit(sm):
+            raise NotLowerableError(f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
         if kernel.text not in machine_code:
             machine_code[kernel.text] = compile_cuda_text(kernel, sm)
         cubins[kernel.symbol] = _cubin(machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes)
@@ -53,12 +55,9 @@ def build(program: Program, proposal: Proposal, sm: int) -> Program:
 def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
     """Machine code of a kernel's CUDA C++.
 
-    Raises NotLowerableError with the compiler's log, and where NVRTC or the shared memory is missing.
+    Raises NotLowerableError with the compiler's log, and where NVRTC is missing.
     """
     assert kernel.cuda is not None
-    if kernel.cuda.shared_bytes > shared_limit(sm):
-        needed = kernel.cuda.shared_bytes
-        raise NotLowerableError(f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
     defines = [f"-D{name}={value}" for name, value in kernel.cuda.defines]
     # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by name
     built = compile_cuda(kernel.text, f"sm_{sm}a" if sm >= 90 else f"sm_{sm}", options=["--fmad=false", "--std=c++17", *defines])

@@ -1,0 +1,105 @@
+"""The interpreted process of `test_gemm`: run as `python -m tests.kernels.compare_products` with TRITON_INTERPRET=1; prints one JSON.
+
+As `compare`, for products of every layout, with tiles smaller than the matrices. Triton's interpreter computes tf32x3 as plain fp32 and
+knows no bf16x6, which is asked as tf32x3 here: it shows addresses, masks, splits and epilogues, not the tensor cores' accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.compare import errors
+from tests.kernels.islands import interpret, island
+from torch_cudal1.kernels import Proposal, propose
+from torch_cudal1.kernels.gemm_schedules import Schedule
+
+Function = Callable[..., Any]
+TILES = (
+    Schedule("tf32x3", 16, 32, 16, 4, 2, 2),
+    Schedule("bf16x6", 32, 16, 32, 4, 2, 8),
+    Schedule("tf32x3", 64, 64, 64, 4, 2, 1, 3),
+    Schedule("tf32", 32, 32, 32, 4, 2, 4, 2),
+)
+HALF = (Schedule("half", 32, 32, 32, 4, 2, 8), Schedule("half", 16, 64, 16, 4, 2, 2, 2))
+
+
+def normal(*shape: int) -> Tensor:
+    """Standard normal, the same at every run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def special(*shape: int) -> Tensor:
+    """Normal with a NaN and infinities of both signs."""
+    made = normal(*shape)
+    made[1, 2], made[3, 1], made[5, 3], made[5, 4] = float("nan"), float("inf"), float("-inf"), float("inf")
+    return made
+
+
+# name -> (function, inputs)
+CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
+    "nn, ragged": (lambda a, b: a @ b, (normal(37, 53), normal(53, 41))),
+    "nt": (lambda a, b: a @ b.t(), (normal(40, 64), normal(33, 64))),
+    "tn": (lambda a, b: a.t() @ b, (normal(65, 34), normal(65, 50))),
+    "tt": (lambda a, b: a.t() @ b.t(), (normal(48, 33), normal(35, 48))),
+    "rows with gaps": (lambda a, b: a[:, 3:35] @ b[::2], (normal(30, 40), normal(64, 20))),
+    "exact tiles": (lambda a, b: a @ b, (normal(64, 64), normal(64, 64))),
+    "bias and gelu": (lambda c, a, b: F.gelu(torch.addmm(c, a, b)), (normal(41), normal(37, 53), normal(53, 41))),
+    "alpha and beta": (lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (normal(37, 1), normal(37, 20), normal(20, 41))),
+    "beta 0 hides a NaN": (
+        lambda c, a, b: torch.addmm(c, a, b, beta=0),
+        (torch.full((9,), float("nan")), normal(7, 20), normal(20, 9)),
+    ),
+    "relu, scale, residual": (lambda a, b, r: F.relu(a @ b) * 0.25 + r, (normal(37, 53), normal(53, 41), normal(37, 41))),
+    "two outputs": (lambda a, b: (_y := a @ b, torch.sigmoid(_y)), (normal(20, 30), normal(30, 40))),
+    "rows cut by a view": (
+        lambda c, a, b: F.silu(torch.addmm(c, a, b).view(4, 9, 41)),
+        (normal(41), normal(36, 53), normal(53, 41)),
+    ),
+    "batch": (torch.bmm, (normal(3, 37, 20), normal(3, 20, 41))),
+    "batch, transposed and scaled": (lambda a, b: torch.bmm(a, b.transpose(1, 2)) * 0.125, (normal(4, 20, 16), normal(4, 33, 16))),
+    "batch sharing a matrix": (lambda a, b: torch.bmm(a, b.expand(3, 20, 41)), (normal(3, 37, 20), normal(1, 20, 41))),
+    "batch with bias": (lambda c, a, b: torch.baddbmm(c, a, b), (normal(3, 1, 41), normal(3, 17, 20), normal(3, 20, 41))),
+    "one column": (lambda a, b: a @ b, (normal(70, 300), normal(300, 1))),
+    "one row with bias": (lambda c, a, b: torch.addmm(c, a, b), (normal(50), normal(1, 200), normal(200, 50))),
+    "three columns, batch": (torch.bmm, (normal(2, 30, 100), normal(2, 100, 3))),
+    "nan and infinity": (lambda a, b: F.relu(a @ b), (special(20, 30), normal(30, 40))),
+    "half": (lambda a, b: F.relu(a @ b), (normal(37, 53).half(), normal(53, 41).half())),
+}
+
+
+def proposals(inputs: tuple[Tensor, ...], name: str) -> list[Proposal]:
+    """Small tiles of every method, and the folds that are proposed."""
+    function, _ = CASES[name]
+    own = [p for p in propose(island(function, inputs), 80, most=100) if p.config["method"] == "fold"]
+    tiles = HALF if inputs[0].dtype is torch.float16 else TILES
+    return [*own, *(schedule.proposal() for schedule in tiles)]
+
+
+def main() -> None:
+    """Compare all cases and print the facts."""
+    warnings.simplefilter("ignore")
+    facts: dict[str, list[dict[str, Any]]] = {}
+    for name, (function, inputs) in CASES.items():
+        results = function(*inputs)
+        eager = results if isinstance(results, tuple) else (results,)
+        wide = function(*(t.double() for t in inputs))
+        exact = wide if isinstance(wide, tuple) else (wide,)
+        facts[name] = []
+        program = island(function, inputs)
+        for proposal in proposals(inputs, name):
+            outputs = interpret(program, proposal, inputs, lambda text: text.replace('"bf16x6"', '"tf32x3"'))
+            for got, plain, true in zip(outputs, eager, exact, strict=True):
+                assert got is not None
+                facts[name].append({"config": dict(proposal.config), **errors(got, plain, true)})
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

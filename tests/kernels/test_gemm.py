@@ -1,0 +1,208 @@
+"""Matrix products give what float64 gives in every layout, with their epilogues; what is proposed fits the rights and the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.compare_products import CASES, HALF, TILES
+from tests.kernels.islands import island
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.judge.cubin_scan import cubin_scan
+from torch_cudal1.kernels import Proposal, build, propose
+from torch_cudal1.kernels.gemm import parts_of
+from torch_cudal1.kernels.gemm_schedules import Schedule, bound_s, schedules
+from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.plan import shared_limit
+from torch_cudal1.kernels.products import product_of
+from torch_cudal1.kernels.trace import trace
+from torch_cudal1.program.check import check_program
+from torch_cudal1.program.cubin import check_launch, inspect_cubin
+from torch_cudal1.program.model import Launch, Program
+from torch_cudal1.program.nvrtc import nvrtc_status
+
+ROOT = Path(__file__).parents[2]
+ROUNDINGS = 64.0  # of the output dtype, where eager itself has fewer
+A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
+PACKED = (
+    Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8),
+    Schedule("packed-f16x3", 128, 192, 64, 8, 2, 8),
+    Schedule("packed-bf16x6", 128, 96, 64, 8, 2, 8),
+    Schedule("packed-f16x1", 128, 64, 64, 8, 8, 8, 1, 4),
+)
+needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason=nvrtc_status()[1])
+Facts = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.kernels.compare_products"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_method_matches_float64(facts: Facts, name: str) -> None:
+    assert len(facts[name]) >= len(HALF if "half" in name else TILES)
+    for fact in facts[name]:
+        limit = max(2.5 if "16" in fact["dtype"] else ROUNDINGS, 2.0 * fact["eager"])
+        assert fact["spec"], f"dtype, shape or strides differ: {fact}"
+        assert fact["special"], f"NaN or infinity misplaced: {fact}"
+        assert fact["error"] <= limit, f"error over {limit}: {fact}"
+
+
+def product_program(function: Callable[..., Any] = torch.mm, *inputs: Tensor) -> Program:
+    return island(function, inputs or (A, B))
+
+
+def methods(program: Program, sm: int, rights: tuple[str, ...] = ()) -> set[str]:
+    return {str(p.config["method"]) for p in propose(program, sm, rights, most=100)}
+
+
+def test_methods_no_more_exact_than_tf32_need_the_right() -> None:
+    program = product_program(torch.mm, torch.empty(4096, 4096), torch.empty(4096, 4096))
+    assert methods(program, 90) == {"bf16x6", "tf32x3", "packed-f16x3", "packed-bf16x6"}
+    assert methods(program, 90, ("conv",)) == methods(program, 90)
+    assert methods(program, 90, ("matmul",)) == methods(program, 90) | {"tf32", "packed-f16x1"}
+
+
+def test_wgmma_is_for_hopper_only() -> None:
+    for sm in (80, 86, 89, 100, 120):
+        assert not any(name.startswith("packed") for name in methods(product_program(), sm, ("matmul",)))
+    assert methods(product_program(), 75) == set()
+
+
+def test_half_types_are_never_split_and_fp32_is_never_rounded_to_them() -> None:
+    assert methods(product_program(torch.mm, A.half(), B.half()), 90, ("matmul",)) == {"half"}
+    with pytest.raises(NotLowerableError, match="half"):
+        lower(product_program(), HALF[0].proposal())
+    with pytest.raises(NotLowerableError, match="float16"):
+        lower(product_program(torch.mm, A.half(), B.half()), TILES[0].proposal())
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "word"),
+    [
+        (lambda a, b: (a + 1) @ b, (A, B), "computed in the island"),
+        (lambda a, b: (a @ b).softmax(-1), (A, B), "whole rows"),
+        (lambda a, b: (a @ b) + (a @ b.abs()), (A, B), "2 matrix products"),
+        (lambda a, b: (a @ b).t() + (a @ b).t().clone(), (A, B), "2 matrix products"),
+        (lambda a: (_y := a @ a) + _y.t(), (torch.empty(64, 64),), "another element"),
+        (lambda a, b: (a @ b).double(), (A, B), "float64"),
+        (lambda a, b: a.int() @ b.int(), (A.int(), B.int()), "int32"),
+    ],
+)
+def test_what_is_not_one_product_with_element_wise_steps_is_refused(function: Any, inputs: tuple[Tensor, ...], word: str) -> None:
+    program = island(function, inputs)
+    assert propose(program, 90, ("matmul",)) == ()
+    with pytest.raises(NotLowerableError, match=word):
+        parts_of(trace(program))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"method": "magic"}, "expected one of"),
+        ({"rows": 24}, "powers of two"),
+        ({"columns": 8}, "powers of two"),
+        ({"rows": 512, "columns": 512}, "powers of two"),
+        ({"warps": 3}, "warps"),
+        ({"split": 0}, "positive"),
+        ({"depth": "deep"}, "number"),
+        ({"method": "packed-f16x3", "rows": 64}, "packed tile"),
+        ({"method": "packed-f16x3", "rows": 128, "columns": 256, "depth": 64}, "packed tile"),
+    ],
+)
+def test_a_nonsense_schedule_is_refused_by_name(change: dict[str, Any], word: str) -> None:
+    config = {**Schedule("bf16x6", 64, 64, 32).proposal().config, **change}
+    with pytest.raises(ProgramError, match=word):
+        lower(product_program(), Proposal("gemm", config))
+
+
+def test_schedules_are_ordered_by_their_bound_and_split_where_tiles_do_not_fill_the_device() -> None:
+    _, deep = product_of(
+        tuple(o.node for o in trace(product_program(torch.mm, torch.empty(64, 65536), torch.empty(65536, 64))).outputs)
+    )
+    found = schedules(deep, 90, most=100)
+    bounds = [bound_s(deep, one) for one in found]
+    assert bounds == sorted(bounds)
+    assert found[0].split > 16
+    _, large = product_of(
+        tuple(o.node for o in trace(product_program(torch.mm, torch.empty(8192, 8192), torch.empty(8192, 8192))).outputs)
+    )
+    assert {one.split for one in schedules(large, 90, most=100)} == {1}
+    assert schedules(large, 90)[0].method == "packed-f16x3"
+
+
+def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:
+    with torch.device("meta"):
+        wide, narrow = torch.empty(70000, 40000), torch.empty(40000, 64)
+    schedule = Schedule("bf16x6", 64, 64, 32).proposal()
+    assert "to(tl.int64)" in lower(product_program(torch.mm, wide, narrow), schedule).kernels[0].text
+    assert "to(tl.int64)" not in lower(product_program(), schedule).kernels[0].text
+
+
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+def test_a_product_compiles_for_each_architecture(sm: int) -> None:
+    program = product_program(lambda c, a, b: F.gelu(torch.addmm(c, a, b)), BIAS, A, B)
+    schedule = Schedule("bf16x6", 64, 64, 32, 4, 2)
+    built = build(program, schedule.proposal(), sm)
+    check_program(built)
+    (launch,) = (step for step in built.steps if isinstance(step, Launch))
+    check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, sm)
+    assert launch.shared_bytes <= shared_limit(sm)
+
+
+def test_a_split_product_compiles_to_two_launches_of_one_scratch_tensor() -> None:
+    built = build(product_program(), Schedule("tf32x3", 64, 64, 32, 4, 3, 8, 4).proposal(), 90)
+    check_program(built)
+    first, second = (step for step in built.steps if isinstance(step, Launch))
+    assert {arg.value for arg in first.args} & {arg.value for arg in second.args} - {None}
+    assert all(check.passed for check in cubin_scan(built, 90))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("schedule", PACKED, ids=lambda s: f"{s.method} {s.columns}")
+def test_packed_products_compile_to_pure_machine_code_without_spills(schedule: Schedule) -> None:
+    program = product_program(lambda c, a, b: F.silu(F.gelu(torch.addmm(c, a, b.t())) * 0.5 + c), BIAS, A, torch.empty(384, 512))
+    built = build(program, schedule.proposal(), 90)
+    check_program(built)
+    launches = [step for step in built.steps if isinstance(step, Launch)]
+    assert [launch.block for launch in launches] == [1024, 384]
+    assert all(check.passed for check in cubin_scan(built, 90))
+    for launch in launches:
+        kernel = check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90)
+        assert kernel.stack_bytes == 0
+        assert launch.shared_bytes <= shared_limit(90)
+
+
+@needs_nvrtc
+def test_a_tile_that_does_not_fit_the_shared_memory_is_refused() -> None:
+    with pytest.raises(NotLowerableError, match="shared memory"):
+        build(product_program(), Schedule("packed-bf16x6", 128, 192, 64, 8, 4, 8).proposal(), 90)
+
+
+@pytest.mark.parametrize(
+    ("function", "word"),
+    [
+        (lambda c, a, b: (torch.addmm(c, a, b), torch.mm(a, b)), "2 matrix products"),
+        (lambda c, a, b: (_y := torch.addmm(c, a, b), _y + 1), "one fp32 tensor"),
+        (lambda c, a, b: torch.addmm(c, a, b).half(), "one fp32 tensor"),
+        (lambda c, a, b: torch.addmm(c, a, b) + c.half(), "float16"),
+    ],
+)
+def test_a_tail_without_a_form_in_c_is_left_to_the_tiled_methods(function: Any, word: str) -> None:
+    with pytest.raises(NotLowerableError, match=word):
+        lower(island(function, (BIAS, A, B)), PACKED[0].proposal())
