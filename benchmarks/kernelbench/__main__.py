@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
     tasks = selected(known, Choice(tuple(args.level), tuple(args.only), args.shard))
     tasks = [cut_down(task, args.scale) for task in tasks]
     candidates = release_candidates(args.candidates) if args.candidates else {}
-    done = rows.finished(args.out, job, tasks)
+    done = rows.finished(args.out, job, tasks, without_failed=args.retry_failed)
     left = [task for task in tasks if (task.key, task.digest) not in done]
     environment = results.environment()
     print(f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; {job.label}", flush=True)
@@ -162,6 +162,7 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--workers", type=int, default=max(1, cores - 2), help="tasks in preparation at once")
     run.add_argument("--threads", type=int, default=1, help="of each task's process")
     run.add_argument("--freeze", action=argparse.BooleanOptionalAction, default=True, help="stop the others while one measures")
+    run.add_argument("--retry-failed", action="store_true", help="do tasks again whose row has a failed column")
     run.add_argument("--work", type=Path, default=Path("kernelbench-work"), help="compiler caches and logs, kept between calls")
     run.set_defaults(action=_run)
 

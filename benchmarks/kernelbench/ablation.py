@@ -53,7 +53,7 @@ def products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:
     rows = list(rows)
     only = {name: _by_key(ratios(rows, name, EAGER)) for name in ARMS if name.startswith("only ")}
     together = _by_key(ratios(rows, OURS, EAGER))
-    keys = [key for key, ratio in together.items() if ratio.measured and all(key in found for found in only.values())]
+    keys = [key for key, ratio in together.items() if ratio.measured and all(key in f and f[key].measured for f in only.values())]
     return [Product(key, {name: found[key].speedup for name, found in only.items()}, together[key].speedup) for key in keys]
 
 

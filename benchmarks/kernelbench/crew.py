@@ -38,6 +38,7 @@ class Plan:
     """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host), what tasks may take together.
 
     `budget_s`: of the whole call. `reserve_s`: no task is started with less left. `work`: a folder for caches, kept between calls.
+    `command`: what runs a task.
     """
 
     work: Path
@@ -47,6 +48,7 @@ class Plan:
     budget_s: float
     reserve_s: float = 40.0
     freeze: bool = True
+    command: tuple[str, ...] = (sys.executable, "-m", "benchmarks.kernelbench.child")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Crew:
         told |= {"cache": str(self.plan.work / "cudal1"), "threads": self.plan.threads}
         spec.write_text(json.dumps(told), encoding="utf-8")
         mine, theirs = Pipe()
-        command = [sys.executable, "-m", "benchmarks.kernelbench.child", "--line", str(theirs.fileno()), "--spec", str(spec)]
+        command = [*self.plan.command, "--line", str(theirs.fileno()), "--spec", str(spec)]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,

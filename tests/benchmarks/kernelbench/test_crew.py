@@ -1,0 +1,151 @@
+"""Many tasks at once: what one of them does costs it alone, memory is rationed, and who measures is alone.
+
+The processes are real, their work is scripted (`scripted`): they speak the line of a task's process and need no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kernelbench.crew import Crew, Plan, Result
+from benchmarks.kernelbench.job import PROFILES, Job
+from benchmarks.kernelbench.tasks import Task
+
+JOB = Job("cpu", replace(PROFILES["quick"], limit_s=20.0))
+GOOD = "line.row(row(eager='ok', cudal1='ok'))"
+
+
+def task(number: int, source: str) -> Task:
+    return Task(1, number, f"T{number}", source, "today")
+
+
+def plan(folder: Path, **changes: Any) -> Plan:
+    command = (sys.executable, "-m", "tests.benchmarks.kernelbench.scripted")
+    return replace(Plan(folder, workers=3, threads=1, memory_bytes=100, budget_s=60.0, reserve_s=0.0, command=command), **changes)
+
+
+def run(folder: Path, *sources: str, job: Job = JOB, **changes: Any) -> tuple[dict[str, Mapping[str, Any]], int]:
+    """Rows by key, and how many tasks are left."""
+    found: list[Result] = []
+    left = Crew(job, plan(folder, **changes), {}, found.append).run([task(n, source) for n, source in enumerate(sources, 1)])
+    assert len({one.task.key for one in found}) == len(found)
+    return {one.task.key: one.row for one in found}, left
+
+
+def statuses(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: column["status"] for name, column in row["columns"].items()}
+
+
+def notes(folder: Path) -> list[tuple[float, str]]:
+    lines = (folder / "notes").read_text().splitlines()
+    return [(float(line.split()[0]), line.split(maxsplit=1)[1]) for line in lines]
+
+
+def test_a_task_that_crashes_or_exits_costs_itself_and_its_failure_is_counted(tmp_path: Path) -> None:
+    crash = "line.stage('load')\nos.kill(os.getpid(), 11)"
+    leave = "line.stage('load')\nprint('no such operator', flush=True)\nos._exit(3)"
+    found, left = run(tmp_path, crash, GOOD, leave)
+    assert left == 0
+    assert statuses(found["1/2"]) == {"eager": "ok", "cudal1": "ok"}
+    assert statuses(found["1/1"]) == {"eager": "failed", "torch.compile": "failed", "cudal1": "failed"}
+    assert "code -11 in 'load'" in found["1/1"]["columns"]["cudal1"]["reason"]
+    assert "code 3 in 'load': no such operator" in found["1/3"]["columns"]["eager"]["reason"]
+
+
+def test_a_task_that_hangs_in_the_package_is_ended_and_its_baselines_are_measured_without_it(tmp_path: Path) -> None:
+    hang = "line.stage('tune: judging')\nif spec['job']['ours']: time.sleep(600)\nline.row(row(eager='ok'))"
+    begin = time.monotonic()
+    found, _ = run(tmp_path, hang, job=replace(JOB, profile=replace(JOB.profile, limit_s=4.0)))
+    assert time.monotonic() - begin < 60
+    assert statuses(found["1/1"]) == {"eager": "ok", "cudal1": "failed"}
+    assert "time limit of 4 s in 'tune: judging'" in found["1/1"]["columns"]["cudal1"]["reason"]
+
+
+def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_path: Path) -> None:
+    short = (
+        "note('short'); line.memory(10)\n"
+        "if len(open(folder / 'notes').read().split('short')) < 3: raise MemoryError('CUDA out of memory')\n"
+        "line.row(row(eager='ok', cudal1='ok'))"
+    )
+    busy = "note('busy'); line.memory(10); time.sleep(1); note('busy ends'); line.row(row(eager='ok', cudal1='ok'))"
+    found, left = run(tmp_path, short, busy)
+    assert (left, statuses(found["1/1"])) == (0, {"eager": "ok", "cudal1": "ok"})
+    assert (found["1/1"]["alone"], found["1/2"]["alone"]) == (True, False)
+    said = [text for _, text in notes(tmp_path)]
+    assert said.index("busy ends") < len(said) - 1 - said[::-1].index("short")  # the second try waited for everybody else
+
+
+def test_a_task_that_is_short_of_memory_alone_too_is_a_failure(tmp_path: Path) -> None:
+    found, left = run(tmp_path, "line.stage('load'); line.memory(10); raise MemoryError('CUDA out of memory')")
+    assert (left, set(statuses(found["1/1"]).values())) == (0, {"failed"})
+
+
+def test_two_tasks_that_do_not_fit_together_are_never_on_the_gpu_at_once(tmp_path: Path) -> None:
+    large = "line.memory(60); note('in'); time.sleep(0.3); note('out'); line.memory(0); " + GOOD
+    run(tmp_path, large, large, large)
+    assert [text for _, text in notes(tmp_path)] == ["in", "out"] * 3
+
+
+def test_a_task_of_unknown_or_enormous_size_gets_all_there_is(tmp_path: Path) -> None:
+    found, left = run(tmp_path, "line.memory(None); " + GOOD, "line.memory(10 ** 15); " + GOOD)
+    assert (len(found), left) == (2, 0)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_while_one_measures_the_others_stand_still_with_all_their_children(tmp_path: Path, freeze: bool) -> None:
+    child = "import time\\nwhile True: open({path!r}, 'a').write('x'); time.sleep(0.01)"
+    busy = (
+        "import subprocess, sys\n"
+        f"path = str(folder / 'beats')\nchild = \"{child}\".format(path=path)\n"
+        "process = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
+        "while not (folder / 'done').exists(): time.sleep(0.01)\nprocess.kill()\n" + GOOD
+    )
+    measures = (
+        "path = folder / 'beats'\nwhile not path.exists() or path.stat().st_size < 5: time.sleep(0.01)\n"
+        "with line.quiet():\n    before = path.stat().st_size; time.sleep(0.5); beats = path.stat().st_size - before\n"
+        "after = path.stat().st_size\n"
+        "until = time.monotonic() + 20\nwhile path.stat().st_size <= after and time.monotonic() < until: time.sleep(0.01)\n"
+        "note(f'{beats} beats, goes on: {path.stat().st_size > after}'); (folder / 'done').touch(); " + GOOD
+    )
+    run(tmp_path, busy, measures, freeze=freeze)
+    ((_, said),) = notes(tmp_path)
+    assert said.endswith("goes on: True")
+    assert said.startswith("0 beats") == freeze
+
+
+def test_only_one_task_measures_at_a_time_and_its_death_sets_the_others_free(tmp_path: Path) -> None:
+    dies = "line.stage('compile')\nwith line.quiet(): os._exit(1)"
+    measures = "with line.quiet():\n    note('in'); time.sleep(0.2); note('out')\n" + GOOD
+    found, left = run(tmp_path, dies, measures, measures)
+    assert (len(found), left) == (3, 0)
+    assert [text for _, text in notes(tmp_path)] == ["in", "out"] * 2
+
+
+def test_time_that_a_task_stood_still_or_waited_counts_for_no_limit(tmp_path: Path) -> None:
+    measures = "with line.quiet(): time.sleep(2.5)\n" + GOOD
+    waits = "line.memory(100); time.sleep(0.5); " + GOOD
+    job = replace(JOB, profile=replace(JOB.profile, limit_s=6.5))
+    found, _ = run(tmp_path, waits, measures, measures, measures, workers=4, job=job)
+    assert all(set(statuses(row).values()) == {"ok"} for row in found.values())
+    assert all(row["wall_s"] < 6.5 for row in found.values())
+
+
+def test_what_does_not_fit_into_the_budget_is_left_for_the_next_call_and_no_process_stays(tmp_path: Path) -> None:
+    forever = "open(folder / 'pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    begin = time.monotonic()
+    found, left = run(tmp_path, GOOD, forever, forever, budget_s=5.0)
+    assert time.monotonic() - begin < 30
+    assert (list(found), left) == (["1/1"], 2)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+
+
+def test_nothing_is_started_that_cannot_end_in_time(tmp_path: Path) -> None:
+    found, left = run(tmp_path, GOOD, budget_s=5.0, reserve_s=10.0)
+    assert (found, left) == ({}, 1)
