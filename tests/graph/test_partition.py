@@ -53,11 +53,12 @@ def plain_attention():
     torch.backends.mha.set_fastpath_enabled(before)
 
 
+@pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
-def test_splicing_every_island_back_changes_nothing(name):
+def test_splicing_every_island_back_changes_nothing(name, products):
     module, x = NETS[name]
     region = region_of(module, x)
-    islands = partition(region).islands
+    islands = partition(region, products=products).islands
     spliced = splice(region.program, {island: island.region.program for island in islands})
     check_program(spliced)
     inputs = random_inputs(region)
@@ -66,11 +67,12 @@ def test_splicing_every_island_back_changes_nothing(name):
     assert len(spliced.steps) == len(region.program.steps) - sum(len(island.steps) - 1 for island in islands)
 
 
+@pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
-def test_islands_are_convex_and_disjoint(name):
+def test_islands_are_convex_and_disjoint(name, products):
     module, x = NETS[name]
     region = region_of(module, x)
-    islands = partition(region).islands
+    islands = partition(region, products=products).islands
     taken = [step for island in islands for step in island.steps]
     assert len(taken) == len(set(taken))
     for island in islands:
@@ -83,6 +85,25 @@ def test_islands_are_convex_and_disjoint(name):
                 assert not used & tainted, "a path leaves the island and comes back"
             elif used & (produced | tainted):
                 tainted |= set(step_outs(step))
+
+
+def test_a_product_starts_its_own_island_and_takes_what_follows_it():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(16, 32)
+
+        def forward(self, x):
+            return torch.tanh(self.inner(torch.sigmoid(x) * 2)).softmax(-1)
+
+    region = region_of(Layer(), torch.randn(2, 6, 16))
+    found = [[region.program.steps[s].target.split(".")[1] for s in i.steps] for i in partition(region, products=True).islands]
+    products = [names for names in found if "addmm" in names]
+    assert products == [["addmm", "view", "tanh"]]
+    assert ["_softmax"] in found
+    assert not any(
+        "addmm" in names for names in ([step.target for step in i.region.program.steps] for i in partition(region).islands)
+    )
 
 
 def test_equal_islands_of_different_models_share_a_key():

@@ -1,7 +1,7 @@
-"""The interpreted process of `test_gemm`: run as `python -m tests.kernels.compare_products` with TRITON_INTERPRET=1; prints one JSON.
+"""The interpreted process of `test_gemm`: `python -m tests.kernels.compare_products` with TRITON_INTERPRET=1; prints one JSON.
 
-As `compare`, for products of every layout, with tiles smaller than the matrices. Triton's interpreter computes tf32x3 as plain fp32 and
-knows no bf16x6, which is asked as tf32x3 here: it shows addresses, masks, splits and epilogues, not the tensor cores' accuracy.
+As `compare`, for products of every layout, with tiles smaller than the matrices. Triton's interpreter computes tf32x3 as plain fp32
+and no bf16x6, which is asked as tf32x3 here: it shows addresses, masks, splits, epilogues, not their accuracy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrix products give what float64 gives in every layout, with their epilogues; what is proposed fits the rights and the device."""
+"""Matrix products give what float64 gives in every layout, with epilogues; what is proposed fits the rights and the device."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
                   └───island───┘       └────────island──────┘
 
 An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
-(norm, softmax, reduction). Matrix products, convolutions and layout changes stay outside, with Inductor. `Left` says for each
-kind of step why. Nothing is decided here about speed: an island is only worth a look.
+(norm, softmax, reduction). Convolutions and layout changes stay outside, with Inductor; so do matrix products, except with
+`products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it. `left` says for each kind
+of step why. Nothing is decided here about speed: an island is only worth a look.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _ROW_OPS = frozenset(
         "var_mean.correction",
     )
 )
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
+_RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
 
@@ -67,14 +70,14 @@ class Partition:
     left: Mapping[str, int]
 
 
-def partition(whole: Region) -> Partition:
-    """Fused islands of `whole`, in step order. Random steps are never part of one."""
+def partition(whole: Region, *, products: bool = False) -> Partition:
+    """Fused islands of `whole`, in step order; with `products` also around matrix products. Random steps are never part of one."""
     program = whole.program
-    groups = _grow(program.steps)
+    groups = _grow(program.steps, products)
     specs = value_specs(program) if groups else {}
     islands: list[Island] = []
     for steps in groups:
-        if len(steps) >= _MIN_STEPS or _is_row_op(program.steps[steps[0]]):
+        if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
             islands.append(_extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}"))
     inside = {step for island in islands for step in island.steps}
     left = Counter(_why_left(step) for position, step in enumerate(program.steps) if position not in inside)
@@ -120,7 +123,7 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _grow(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+def _grow(steps: Sequence[Step], products: bool) -> list[tuple[int, ...]]:
     """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps."""
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
@@ -128,14 +131,15 @@ def _grow(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
-        chosen = _choose_group(step, used, group_of, upstream, groups)
-        if chosen is None and _is_fusible(step):
+        starts = products and _is_product(step)  # its operands are read from memory: it joins nobody
+        chosen = None if starts else _choose_group(step, used, group_of, upstream, groups)
+        if chosen is None and (starts or _is_fusible(step)):
             chosen = len(groups)
-            groups.append(_Group())
+            groups.append(_Group(has_product=starts))
         if chosen is not None:
             group = groups[chosen]
             group.steps.append(position)
-            group.has_row_op |= _is_row_op(step)
+            group.has_row_op |= _is_anchor(step, products)
             group.above |= above - {chosen}
             above |= {chosen}
         for out in step_outs(step):
@@ -147,11 +151,12 @@ def _grow(steps: Sequence[Step]) -> list[tuple[int, ...]]:
 
 @dataclass
 class _Group:
-    """A growing island: its steps, the groups it depends on, and whether it has its one row operation."""
+    """A growing island: its steps, the groups it depends on, and whether it has its one row operation, or product."""
 
     steps: list[int] = field(default_factory=list)
     above: set[int] = field(default_factory=set)
     has_row_op: bool = False
+    has_product: bool = False
 
 
 def _choose_group(
@@ -161,12 +166,14 @@ def _choose_group(
     upstream: Mapping[int, frozenset[int]],
     groups: Sequence[_Group],
 ) -> int | None:
-    if not _is_fusible(step):
+    reshapes = isinstance(step, Aten) and step.target in _RESHAPES
+    if not (reshapes or _is_fusible(step)):
         return None
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(*(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group))
         leaves_and_returns = group in _closure(outside, groups)
-        if not leaves_and_returns and not (groups[group].has_row_op and _is_row_op(step)):
+        fits = groups[group].has_product if reshapes else not (groups[group].has_row_op and _is_row_op(step))
+        if fits and not leaves_and_returns:
             return group
     return None
 
@@ -216,6 +223,15 @@ def _renumber_arg(arg: Any, numbers: Mapping[int, int]) -> Any:
 
 def _is_row_op(step: Step) -> bool:
     return isinstance(step, Aten) and step.target in _ROW_OPS
+
+
+def _is_product(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _PRODUCTS
+
+
+def _is_anchor(step: Step, products: bool) -> bool:
+    """Worth a kernel on its own."""
+    return _is_row_op(step) or (products and _is_product(step))
 
 
 def _is_fusible(step: Step) -> bool:
