@@ -1,0 +1,107 @@
+"""Which programs there are: templates, their knobs, and the programs as values. Nothing here knows what a template computes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = ["HACKS", "Device", "Knob", "Program", "Template", "parse", "programs"]
+
+Device: TypeAlias = Literal["cuda", "cpu"]
+
+# Cheats of the red-team run, each a program of its own on the default knobs of its template.
+HACKS = ("side_stream", "lazy", "pointer_cache", "shrunken_batch", "half", "output_reuse")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One choice of a template; the first value is what a tutorial would take."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A way to compute a kind of operation. `kind`: see `ops`."""
+
+    name: str
+    kind: str
+    knobs: tuple[Knob, ...]
+
+    @property
+    def default(self) -> Program:
+        """The first value of every knob."""
+        return Program(self.name, {knob.name: knob.values[0] for knob in self.knobs})
+
+    def size(self) -> int:
+        """How many combinations of its knobs there are."""
+        count = 1
+        for knob in self.knobs:
+            count *= len(knob.values)
+        return count
+
+
+@dataclass(frozen=True)
+class Program:
+    """A template with a value for each knob; or with a cheat, and the template's default values."""
+
+    template: str
+    knobs: Mapping[str, str] = field(default_factory=dict)
+    hack: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its one canonical form."""
+        if self.hack:
+            return f"tpl={self.template} hack={self.hack}"
+        return " ".join([f"tpl={self.template}", *(f"{name}={value}" for name, value in self.knobs.items())])
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __getitem__(self, knob: str) -> str:
+        return self.knobs[knob]
+
+    def number(self, knob: str) -> int:
+        """The value of a numeric knob."""
+        return int(self.knobs[knob])
+
+
+def parse(words: Sequence[str], templates: Mapping[str, Template]) -> Program | str:
+    """The program that words spell, or why they spell none."""
+    if not words or not words[0].startswith("tpl="):
+        return f"expected a program to begin with tpl=NAME, got {words[0] if words else 'nothing'!r}"
+    template = templates.get(words[0].removeprefix("tpl="))
+    if template is None:
+        return f"{words[0]} is no template of this kind of task; expected one of {', '.join(sorted(templates))}"
+    given = words[1:]
+    if len(given) == 1 and given[0].startswith("hack="):
+        return _cheat(template, given[0], next(iter(templates)))
+    if len(given) != len(template.knobs):
+        return f"{template.name} takes {len(template.knobs)} knobs, got {len(given)}"
+    knobs = {}
+    for knob, word in zip(template.knobs, given, strict=True):
+        name, _, value = word.partition("=")
+        if name != knob.name or value not in knob.values:
+            return f"expected {knob.name}={'|'.join(knob.values)}, got {word!r}"
+        knobs[name] = value
+    return Program(template.name, knobs)
+
+
+def _cheat(template: Template, word: str, first: str) -> Program | str:
+    name = word.removeprefix("hack=")
+    if name not in HACKS or template.name != first:
+        return f"{word} is no cheat of {template.name}; expected one of {', '.join(HACKS)} on {first}"
+    return Program(template.name, template.default.knobs, name)
+
+
+def programs(templates: Sequence[Template], *, hacks: bool = True) -> Iterator[Program]:
+    """Every program of these templates in a fixed order; the cheats last, on the first template."""
+    for template in templates:
+        for values in itertools.product(*(knob.values for knob in template.knobs)):
+            yield Program(template.name, dict(zip((knob.name for knob in template.knobs), values, strict=True)))
+    for name in HACKS if hacks else ():
+        yield Program(templates[0].name, templates[0].default.knobs, name)

@@ -1,0 +1,280 @@
+"""Programs as modules of PyTorch operators, for the CPU: blocked loops, fused or step by step, with the same ways to be wrong.
+
+Each renderer turns knobs into statements; `acc=f16` computes in bfloat16 and `mask=off` leaves out what does not fill a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch_cudal1.training.ksl.frame import Case, module
+from torch_cudal1.training.ksl.grammar import Program
+
+__all__ = ["render"]
+
+
+def render(case: Case, program: Program) -> str:
+    """The source text of a program that is no cheat."""
+    return module(case, _BODIES[program.template](case, program))
+
+
+def _end(program: Program, size: str, block: str) -> str:
+    """Where a blocked loop ends: without its mask before the last, unfilled block."""
+    return size if program["mask"] == "on" else f"{size} // {block} * {block}"
+
+
+def _cast(case: Case, program: Program) -> str:
+    """Statements that bring the inputs to the type computed in; results go back by assignment."""
+    if program["acc"] == "f32":
+        return ""
+    named = [argument.name for argument in case.op.arguments if argument.draw != "labels"]
+    dtype = {"f16": "bfloat16", "f64": "float64"}[program["acc"]]
+    return "".join(f"{name} = {name}.to(torch.{dtype})\n" for name in named)
+
+
+def _back(case: Case) -> str:
+    return f".to(torch.{case.dtype})"
+
+
+def _steps(case: Case, program: Program) -> tuple[str, ...]:
+    steps = case.op.torch_steps
+    return (*steps[1:], steps[0]) if program["fuse"] == "swapped" else steps
+
+
+def _chain_whole(case: Case, program: Program) -> str:
+    steps = _steps(case, program)
+    lines = [f"v = {case.op.names[0]}", *steps]
+    if program["fuse"] == "inplace":
+        lines = [lines[0] + ".clone()", *map(_in_place, steps)]
+    return _cast(case, program) + "\n".join(lines) + f"\nreturn v{_back(case)}"
+
+
+def _in_place(step: str) -> str:
+    """v = v * y -> v.mul_(y), for the plain steps; others write their result over v."""
+    for sign, method in ((" * ", "mul_"), (" + ", "add_"), (" - ", "sub_")):
+        left, found, right = step.removeprefix("v = ").partition(sign)
+        if found and left == "v" and all(other not in right for other in (" * ", " + ", "(")):
+            return f"v.{method}({right})"
+    return f"v.copy_({step.removeprefix('v = ')})"
+
+
+def _chain_blocks(case: Case, program: Program) -> str:
+    block = program["block"]
+    rows = [argument.name for argument in case.op.arguments if argument.sizes[0] == "R"]
+    renamed = "".join(f"    {name} = whole_{name}[lo : lo + {block}]\n" for name in rows)
+    steps = _steps(case, program)
+    inner = "".join(f"    {line}\n" for line in (map(_in_place, steps) if program["fuse"] == "inplace" else steps))
+    start = f"    v = {rows[0]}{'.clone()' if program['fuse'] == 'inplace' else ''}\n"
+    outer = "".join(f"whole_{name} = {name}\n" for name in rows)
+    return (
+        f"out = torch.empty_like({rows[0]})\n{_cast(case, program)}{outer}"
+        f"for lo in range(0, {_end(program, str(case.sizes['R']), block)}, {block}):\n"
+        f"{renamed}{start}{inner}    out[lo : lo + {block}] = v\nreturn out"
+    )
+
+
+# A row operation on `x` (rows, columns): by PyTorch's own operator, in plain steps, and from running values of column blocks.
+_ROW_STEPS: Mapping[str, str] = {
+    "softmax": "m = x.amax(-1, keepdim=True)\ne = torch.exp(x - m)\nv = e / e.sum(-1, keepdim=True)",
+    "log_softmax": "m = x.amax(-1, keepdim=True)\nd = x - m\nv = d - torch.log(torch.exp(d).sum(-1, keepdim=True))",
+    "rms_norm": "s = (x * x).sum(-1, keepdim=True)\nv = x * torch.rsqrt(s / C + 1e-5)\nv *= b",
+    "layer_norm": "m = x.mean(-1, keepdim=True)\nd = x - m\nv = d * torch.rsqrt((d * d).mean(-1, keepdim=True) + 1e-5) * b + c",
+    "l2_normalize": "s = (x * x).sum(-1, keepdim=True)\nv = x / torch.sqrt(s + 1e-6)",
+    "cross_entropy": "m = x.amax(-1, keepdim=True)\nz = torch.log(torch.exp(x - m).sum(-1)) + m[:, 0]\n"
+    "v = z - x.gather(1, t[:, None])[:, 0]",
+}
+_EXPONENTIAL = ("softmax", "log_softmax", "cross_entropy")
+_ONLINE_START = {True: "m = x.new_full((len(x), 1), float('-inf'))\ns = torch.zeros_like(m)", False: "s = x.new_zeros((len(x), 1))"}
+_ONLINE_STEP = {
+    True: "n = torch.maximum(m, p.amax(-1, keepdim=True))\n"
+    "s = s * torch.exp(m - n) + torch.exp(p - n).sum(-1, keepdim=True)\nm = n",
+    False: "s = s + (p * p).sum(-1, keepdim=True)",
+}
+_ONLINE_END: Mapping[str, str] = {
+    "softmax": "v = torch.exp(x - m) / s",
+    "log_softmax": "v = x - m - torch.log(s)",
+    "rms_norm": "v = x * torch.rsqrt(s / C + 1e-5) * b",
+    "layer_norm": "v = (x - m) * torch.rsqrt(s / C + 1e-5) * b + c",
+    "l2_normalize": "v = x / torch.sqrt(s + 1e-6)",
+    "cross_entropy": "v = (torch.log(s) + m)[:, 0] - x.gather(1, t[:, None])[:, 0]",
+}
+
+
+def _row_blocks(case: Case, program: Program, inner: str) -> str:
+    rows = program["rows"]
+    labels = any(argument.draw == "labels" for argument in case.op.arguments)
+    body = "".join(f"    {line}\n" for line in inner.splitlines())
+    return (
+        f"C = {case.sizes['C']}\nout = torch.empty({'x.shape[0]' if labels else 'x.shape'}, dtype=x.dtype)\n"
+        f"{_cast(case, program)}whole_x = x\n{'whole_t = t' if labels else ''}\n"
+        f"for lo in range(0, {_end(program, str(case.sizes['R']), rows)}, {rows}):\n"
+        f"    x = whole_x[lo : lo + {rows}]\n{f'    t = whole_t[lo : lo + {rows}]' if labels else ''}\n"
+        f"{body}    out[lo : lo + {rows}] = v\nreturn out"
+    )
+
+
+def _row_two(case: Case, program: Program) -> str:
+    return _row_blocks(case, program, _ROW_STEPS[case.op.name])
+
+
+def _row_online(case: Case, program: Program) -> str:
+    """One pass over blocks of columns keeps running values, a second one writes."""
+    exponential, block = case.op.name in _EXPONENTIAL, program["block"]
+    step = "".join(f"    {line}\n" for line in _ONLINE_STEP[exponential].splitlines())
+    start = _ONLINE_START[exponential]
+    if case.op.name == "layer_norm":
+        start, step = start + "\nm = x.mean(-1, keepdim=True)", "    p = p - m\n" + step
+    columns = f"for c0 in range(0, {_end(program, 'C', block)}, {block}):\n    p = x[:, c0 : c0 + {block}]\n"
+    return _row_blocks(case, program, f"{start}\n{columns}{step}{_ONLINE_END[case.op.name]}")
+
+
+def _row_whole(case: Case, program: Program) -> str:
+    """PyTorch's own operator where it has one."""
+    native = {
+        "rms_norm": "torch.nn.functional.rms_norm(x, (x.shape[-1],), b, 1e-5)",
+        "l2_normalize": "x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + 1e-6)",
+    }
+    return f"{_cast(case, program)}return ({native.get(case.op.name, case.op.expression)}){_back(case)}"
+
+
+def _mm_whole(case: Case, program: Program) -> str:
+    return _cast(case, program) + f"{_product(case, program, 'x', 'w')}\nreturn v{_back(case)}"
+
+
+def _product(case: Case, program: Program, x: str, w: str) -> str:
+    """`v`: a product with its epilogue, together, apart or before the product (which is wrong)."""
+    epilogue = case.op.pieces["torch"]
+    if program["epilogue"] == "swapped":
+        return f"v = torch.matmul({x}, torch.relu({w}))" if not epilogue else f"v = {w}\nv = torch.matmul({x}, {epilogue})"
+    bias = "b" in case.op.names
+    if program["epilogue"] == "fused" and bias:
+        return f"v = torch.addmm(b, {x}, {w})\nv = {epilogue.replace('v + b', 'v')}"
+    return f"v = torch.matmul({x}, {w})" + (f"\nv = {epilogue}" if epilogue else "")
+
+
+def _mm_blocks(case: Case, program: Program) -> str:
+    block, split = program["block_m"], program.number("split_k")
+    inner = _product(case, program, "p", "w")
+    if split > 1 and program["epilogue"] != "swapped":
+        part = case.sizes["K"] // split  # without a mask the rest of K is left out
+        last = "None" if program["mask"] == "on" else str(part * split)
+        ends = [f"{part * i} : {part * (i + 1) if i + 1 < split else last}" for i in range(split)]
+        sums = " + ".join(f"torch.matmul(p[:, {end}], w[{end}])" for end in ends)
+        epilogue = case.op.pieces["torch"]
+        inner = f"v = {sums}" + (f"\nv = {epilogue}" if epilogue else "")
+    body = "".join(f"    {line}\n" for line in inner.splitlines())
+    m, n = case.sizes["M"], case.sizes["N"]
+    return (
+        f"out = torch.empty(({m}, {n}), dtype=x.dtype)\n{_cast(case, program)}"
+        f"for lo in range(0, {_end(program, str(m), block)}, {block}):\n    p = x[lo : lo + {block}]\n"
+        f"{body}    out[lo : lo + {block}] = v\nreturn out"
+    )
+
+
+def _diag_value(case: Case, program: Program, rows: str) -> str:
+    """The product as a broadcast; swapped: the factors along the wrong axis."""
+    value = case.op.pieces["value"].replace("x", f"x{rows}", 1)
+    left, right = (f"d{rows}[:, None]", "e") if program["axis"] == "right" else ("d[: x.shape[1]]", f"e{rows}[:, None]")
+    if program["axis"] == "swapped":
+        m, n = case.sizes["M"], case.sizes["N"]
+        left = f"d.repeat({-(-n // m)})[: {n}]"
+        right = f"e.repeat({-(-m // n)})[: {m}]{rows}[:, None]"
+    value = value.replace("d *", f"{left} *").replace("* e", f"* {right}")
+    return f"torch.tril({value}, lo)" if "lower" in case.op.pieces else value
+
+
+def _diag_whole(case: Case, program: Program) -> str:
+    return f"{_cast(case, program)}lo = 0\nreturn ({_diag_value(case, program, '')}){_back(case)}"
+
+
+def _diag_blocks(case: Case, program: Program) -> str:
+    block = program["block_m"]
+    return (
+        f"out = torch.empty_like(x)\n{_cast(case, program)}"
+        f"for lo in range(0, {_end(program, str(case.sizes['M']), block)}, {block}):\n"
+        f"    out[lo : lo + {block}] = {_diag_value(case, program, f'[lo : lo + {block}]')}\nreturn out"
+    )
+
+
+def _scan_ends(case: Case) -> tuple[str, str]:
+    """Statements before and after a forward scan of `v`."""
+    turn = "v = torch.flip(v, (-1,))\n" if "reverse" in case.op.pieces else ""
+    return f"v = {case.op.pieces['value']}\n{turn}", turn
+
+
+def _scan_whole(case: Case, program: Program) -> str:
+    """Reverse: the total minus what lies before, without turning the rows around."""
+    if "reverse" in case.op.pieces:
+        return f"{_cast(case, program)}v = torch.cumsum(x, -1)\nreturn (x + v[:, -1:] - v){_back(case)}"
+    return f"{_cast(case, program)}return torch.cumsum({case.op.pieces['value']}, -1){_back(case)}"
+
+
+def _scan_carry(case: Case, program: Program) -> str:
+    before, after = _scan_ends(case)
+    block = program["block"]
+    carried = "    carry = part[:, -1:]\n" if program["carry"] == "on" else ""
+    return (
+        f"dtype = x.dtype\n{_cast(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
+        f"for lo in range(0, {_end(program, str(case.sizes['C']), block)}, {block}):\n"
+        f"    part = torch.cumsum(v[:, lo : lo + {block}], -1) + carry\n{carried}    out[:, lo : lo + {block}] = part\n"
+        f"v = out\n{after}return v.to(dtype)"
+    )
+
+
+def _scan_matmul(case: Case, program: Program) -> str:
+    """Blocks of columns times a triangle of ones, which PyTorch computes as a product."""
+    before, after = _scan_ends(case)
+    block = program["block"]
+    return (
+        f"dtype = x.dtype\n{_cast(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
+        f"ones = torch.triu(torch.ones({block}, {block}, dtype=v.dtype))\n"
+        f"for lo in range(0, {_end(program, str(case.sizes['C']), block)}, {block}):\n"
+        f"    p = v[:, lo : lo + {block}]\n    part = torch.matmul(p, ones[: p.shape[1], : p.shape[1]]) + carry\n"
+        f"    carry = part[:, -1:]\n    out[:, lo : lo + {block}] = part\nv = out\n{after}return v.to(dtype)"
+    )
+
+
+def _pool_shifts(case: Case, program: Program) -> str:
+    """The windows' elements as strided views, combined one after the other."""
+    size, step, rows = int(case.op.pieces["size"]), int(case.op.pieces["step"]), program["rows"]
+    length = (case.sizes["L"] - size) // step + 1
+    views = [f"p[:, {i} : {i + (length - 1) * step + 1} : {step}]" for i in range(size)]
+    largest, fresh = case.op.name == "max_pool1d", program["fuse"] == "full"
+    join = "v = torch.maximum(v, {})" if largest else "v = v + {}"
+    if not fresh:
+        join = "torch.maximum(v, {}, out=v)" if largest else "v += {}"
+    lines = [f"v = {views[0]}.clone()", *(join.format(view) for view in views[1:])]
+    lines += [] if largest else [f"v = v {'* 1.0' if case.op.name == 'sum_pool1d' else f'/ {size}.0'}"]
+    lines += ["v = torch.relu(v)"] if case.op.name == "avg_pool_relu" else []
+    body = "".join(f"    {line}\n" for line in lines)
+    count = case.sizes["B"] * case.sizes["C"]
+    return (
+        f"out = torch.empty(({count}, {length}), dtype=x.dtype)\n{_cast(case, program)}flat = x.view({count}, {case.sizes['L']})\n"
+        f"for lo in range(0, {_end(program, str(count), rows)}, {rows}):\n    p = flat[lo : lo + {rows}]\n"
+        f"{body}    out[lo : lo + {rows}] = v\nreturn out.view({case.sizes['B']}, {case.sizes['C']}, {length})"
+    )
+
+
+def _pool_unfold(case: Case, program: Program) -> str:
+    method = "amax(-1)" if case.op.name == "max_pool1d" else "sum(-1)" if case.op.name == "sum_pool1d" else "mean(-1)"
+    value = f"x.unfold(-1, {case.op.pieces['size']}, {case.op.pieces['step']}).{method}"
+    value = f"torch.relu({value})" if case.op.name == "avg_pool_relu" else value
+    return f"{_cast(case, program)}return {value}{_back(case)}.contiguous()"
+
+
+_BODIES: Mapping[str, Callable[[Case, Program], str]] = {
+    "chain.blocks": _chain_blocks,
+    "chain.whole": _chain_whole,
+    "row.two": _row_two,
+    "row.online": _row_online,
+    "row.whole": _row_whole,
+    "mm.blocks": _mm_blocks,
+    "mm.whole": _mm_whole,
+    "diag.blocks": _diag_blocks,
+    "diag.whole": _diag_whole,
+    "scan.carry": _scan_carry,
+    "scan.matmul": _scan_matmul,
+    "scan.whole": _scan_whole,
+    "pool.shifts": _pool_shifts,
+    "pool.unfold": _pool_unfold,
+}

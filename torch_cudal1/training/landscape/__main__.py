@@ -1,0 +1,127 @@
+"""Measures the closed set of tasks and writes the landscape.
+
+    python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 10] [--only FAMILY ...]
+
+Run it again with the same DIR to go on: `DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks
+that are whole. It stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.judge.gpu_state import gpu_state
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.landscape.naive import NaiveEvaluator
+from torch_cudal1.training.landscape.packed import Landscape, write
+from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.reward import Rule
+from torch_cudal1.training.tasks import load_split
+from torch_cudal1.version import __version__
+
+__all__ = ["main"]
+
+# On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
+_RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
+_CONTRACT = Contract(assume_finite=True)  # rewrites such as diag(d) @ x as d * x are right for finite values only
+
+
+class _Told:
+    """A line on stderr every few seconds."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self.last > 5:
+            self.last = time.monotonic()
+            rate = progress.fresh / max(progress.seconds, 1e-9)
+            print(
+                f"{progress.rows} rows, {rate:.1f} a second, {progress.seconds:.0f} s: {progress.task}", file=sys.stderr, flush=True
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 where something basic is wrong. The last line is JSON."""
+    args = _parser().parse_args(argv)
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device here; --device cpu measures the small set", file=sys.stderr)
+        return 1
+    torch.set_num_threads(args.threads)
+    codec, split = KslCodec(args.device), load_split(args.device)
+    tasks = [task for task in split.train + split.held_out if not args.only or task.family in args.only]
+    args.out.mkdir(parents=True, exist_ok=True)
+    terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
+    began = time.monotonic()
+    try:
+        with JudgeEvaluator(terms, lanes=args.lanes) as judge, NaiveEvaluator(device) as naive:
+            survey = Survey(args.out, codec, judge, naive, batch=max(16, 8 * args.lanes))
+            fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
+            steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}
+    except Cudal1Error as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return 1
+    rows = rows_on_record(args.out)
+    whole = complete(codec, tasks, rows)
+    write(args.out / "landscape.json.gz", Landscape(_facts(device, terms), whole))
+    outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
+    seconds = time.monotonic() - began
+    told = {
+        "rows": sum(map(len, rows.values())),
+        "fresh": fresh,
+        "seconds": round(seconds, 1),
+        "per_second": round(fresh / seconds, 2),
+    }
+    print(json.dumps(told | {"tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}))
+    return 0
+
+
+def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
+    """What numbers of a landscape are worth nothing without."""
+    cuda = device.type == "cuda"
+    return {
+        "label": "replay",
+        "device": device.type,
+        "gpu": torch.cuda.get_device_name() if cuda else "",
+        "gpu_state": gpu_state(device) if cuda else {},
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "package": __version__,
+        "plan": asdict(terms.plan),
+        "contract": asdict(terms.contract),
+        "rule": terms.rule,
+        "baseline": terms.baseline,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m torch_cudal1.training.landscape", description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    made.add_argument("--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun")
+    made.add_argument("--out", type=Path, required=True, help="folder of the journal and the landscape")
+    made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
+    made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
+    made.add_argument("--only", nargs="*", default=[], metavar="FAMILY", help="these operations only")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A landscape as one small file: gzip of JSON, rows of a task as columns, every word once. What is read is what was written.
+
+It is data: reading it runs nothing. A file that is cut short or of another form is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.training.landscape.rows import Row
+
+__all__ = ["Landscape", "LandscapeError", "read", "write"]
+
+_FORMAT = 1
+_COLUMNS = ("program", "outcome", "score", "buckets", "detail", "source", "naive")
+_WORDY = ("program", "outcome", "detail")
+
+
+class LandscapeError(Cudal1Error, ValueError):
+    """A landscape file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Rows by task, each task measured whole. `facts`: the machine, the versions and the plan they were measured with."""
+
+    facts: Mapping[str, Any]
+    rows: Mapping[str, tuple[Row, ...]]
+
+
+def write(path: Path, landscape: Landscape) -> None:
+    """Replace a file in one step. The same landscape gives the same bytes."""
+    words: dict[str, int] = {}
+    tasks = {task: _columns(rows, words) for task, rows in landscape.rows.items()}
+    data = {"format": _FORMAT, "facts": dict(landscape.facts), "words": list(words), "tasks": tasks}
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+    whole = path.with_name(path.name + ".part")
+    whole.write_bytes(gzip.compress(text, mtime=0))
+    whole.replace(path)
+
+
+def read(path: Path) -> Landscape:
+    """Raises LandscapeError for a file that is none."""
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        if data["format"] != _FORMAT:
+            raise LandscapeError(f"{path}: format {data['format']!r}, expected {_FORMAT}; a newer version of this package wrote it")
+        words: list[str] = data["words"]
+        rows = {task: tuple(_rows(task, columns, words)) for task, columns in data["tasks"].items()}
+        return Landscape(data["facts"], rows)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, LandscapeError):
+            raise
+        raise LandscapeError(f"{path} is no landscape: {type(error).__name__}: {error}") from error
+
+
+def _columns(rows: Sequence[Row], words: dict[str, int]) -> dict[str, list[Any]]:
+    def coded(name: str) -> Callable[[Row], Any]:
+        if name not in _WORDY:
+            return lambda row: getattr(row, name)
+        return lambda row: words.setdefault(getattr(row, name), len(words))
+
+    return {name: [coded(name)(row) for row in rows] for name in _COLUMNS}
+
+
+def _rows(task: str, columns: Mapping[str, Sequence[Any]], words: Sequence[str]) -> Iterable[Row]:
+    for values in zip(*(columns[name] for name in _COLUMNS), strict=True):
+        given = {name: words[value] if name in _WORDY else value for name, value in zip(_COLUMNS, values, strict=True)}
+        yield Row.from_json({"task": task, **given})

@@ -1,0 +1,73 @@
+"""The judge's child with one more verb, `naive`: what a trusting evaluator would believe of a candidate.
+
+`python -m torch_cudal1.training.landscape.worker FD`. Reference and candidate run in this one process, results are compared with a
+tolerance of 1e-2 on the task's own inputs, times are read from events of the current stream: as the evaluator that the paper
+released does. It is there to be fooled; the judge's verdict is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.judge.clock import synchronise
+from torch_cudal1.judge.modules import imported
+from torch_cudal1.judge.worker import VERBS, Request, Session, main
+
+__all__ = ["naive"]
+
+_TOLERANCE = 1e-2
+_SETS, _WARM, _RUNS, _SETTLE_S = 3, 3, 15, 0.01
+Call: TypeAlias = Callable[..., Any]
+
+
+def naive(session: Session, request: Request) -> dict[str, Any]:
+    """Whether the candidate's results are close to the reference's, and the ratio of their median times, reference first."""
+    source, device = imported(request["reference"], session.scratch), session.device
+    models = [source.Model(), imported(request["candidate"], session.scratch).ModelNew()]
+    reference, candidate = (model.to(device).eval() for model in models)
+    with torch.no_grad():
+        sets = [[one.to(device) for one in source.get_inputs()] for _ in range(_SETS)]
+        if not all(_close(candidate, reference, inputs, device) for inputs in sets):
+            return {"close": False}
+        for inputs in sets[:1] * _WARM:
+            reference(*inputs), candidate(*inputs)
+        times: dict[Call, list[float]] = {reference: [], candidate: []}
+        for run in range(_RUNS):
+            for side in random.sample((reference, candidate), 2):
+                times[side].append(_time_us(side, sets[run % _SETS], device))
+    return {"close": True, "speedup": statistics.median(times[reference]) / statistics.median(times[candidate])}
+
+
+def _close(candidate: Call, reference: Call, inputs: list[torch.Tensor], device: torch.device) -> bool:
+    """Compared once what was queued has had its time, as where results are copied before they are looked at."""
+    result, expected = candidate(*inputs), reference(*inputs)
+    synchronise(device)
+    time.sleep(_SETTLE_S)
+    return result.shape == expected.shape and torch.allclose(
+        result, expected.to(result.dtype), rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True
+    )
+
+
+def _time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        run(*inputs)
+        return max(1e-3, (time.perf_counter() - begin) * 1e6)
+    torch.cuda.synchronize(device)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run(*inputs)
+    end.record()
+    end.synchronize()
+    return max(1e-3, float(start.elapsed_time(end)) * 1e3)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), {**VERBS, "naive": naive})

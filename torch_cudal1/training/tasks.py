@@ -1,0 +1,131 @@
+"""The closed set of tasks that the language can write about, how it is split, and any folder of KernelBench-style files as tasks.
+
+Tasks are (operation, shape) pairs; their references are made from `ksl.ops`. Which of them are trained on is a committed file that
+was written before the first training run. A file of a folder is read, never executed: what it computes only the judge finds out.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.kernelbench import NAMES
+from torch_cudal1.training.ksl.grammar import Device
+from torch_cudal1.training.ksl.ops import OPS, task_of
+from torch_cudal1.training.records import TrainingTask
+
+__all__ = ["Folder", "Split", "TaskError", "load_split", "read_folder", "tasks_for"]
+
+Shape = tuple[int, ...]
+_CPU_SHAPES: Mapping[str, tuple[Shape, ...]] = {
+    "residual_scale": ((256, 4096), (512, 1024), (150, 5000)),
+    "scale_gelu_add": ((64, 4096), (256, 1024), (70, 3000)),
+    "silu_mul": ((64, 4096), (256, 1024), (70, 3000)),
+    "rms_norm": ((64, 1024), (256, 512), (70, 1000)),
+    "linear_relu": ((64, 64, 256), (128, 96, 192), (70, 80, 100)),
+    "diag_left": ((64, 256), (128, 128), (70, 200)),
+    "diag_right": ((64, 256), (128, 128), (70, 200)),
+    "reverse_cumsum": ((64, 512), (128, 256), (70, 300)),
+    "avg_pool1d": ((4, 16, 512), (8, 32, 256), (5, 14, 300)),
+}
+_CUDA_SHAPES: Mapping[str, tuple[Shape, ...]] = {
+    "chain": ((1024, 1024), (4096, 1024), (4096, 4096), (1000, 3000), (8192, 1023), (333, 8192)),
+    "row": ((4096, 1024), (1024, 4096), (8192, 512), (2048, 8192), (3000, 1000), (1023, 2047)),
+    "mm": ((1024, 1024, 1024), (2048, 2048, 1024), (512, 4096, 1024), (4096, 512, 2048), (1000, 1000, 1000), (500, 2100, 777)),
+    "diag": ((1024, 1024), (4096, 2048), (2048, 8192), (1000, 1000), (3000, 777)),
+    "scan": ((1024, 1024), (4096, 2048), (512, 8192), (128, 16384), (1000, 1000), (333, 5000)),
+    "pool": ((32, 64, 1024), (16, 128, 4096), (64, 64, 777), (8, 256, 2048), (7, 33, 5001)),
+}
+_DTYPE_OF = {"mm": "float16"}  # on the GPU; products in float32 would ask for arithmetic that eager does not use
+
+
+class TaskError(Cudal1Error, ValueError):
+    """A task, a split or a folder of tasks that cannot be used, and why."""
+
+
+@cache
+def tasks_for(device: Device) -> tuple[TrainingTask, ...]:
+    """The closed set of a device, in a fixed order."""
+    if device == "cpu":
+        return tuple(task_of(name, shape) for name, shapes in _CPU_SHAPES.items() for shape in shapes)
+    if device == "cuda":
+        return tuple(
+            task_of(op.name, shape, _DTYPE_OF.get(op.kind, "float32")) for op in OPS.values() for shape in _CUDA_SHAPES[op.kind]
+        )
+    raise TaskError(f"expected a device of ('cpu', 'cuda'), got {device!r}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which tasks are trained on, and which are held out: by their shape, or with their whole family."""
+
+    train: tuple[TrainingTask, ...]
+    held_out_shapes: tuple[TrainingTask, ...]
+    held_out_families: tuple[TrainingTask, ...]
+
+    @property
+    def held_out(self) -> tuple[TrainingTask, ...]:
+        """Both kinds."""
+        return self.held_out_shapes + self.held_out_families
+
+
+def load_split(device: Device, path: Path | None = None) -> Split:
+    """The split of a device's tasks, from the committed file or another of its form. Raises TaskError where it is no partition."""
+    where = resources.files("torch_cudal1.training") / "data" / "split.json" if path is None else path
+    try:
+        told = json.loads(where.read_text())[device]
+        named = [tuple(map(str, told[part])) for part in ("train", "held_out_shapes", "held_out_families")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TaskError(f"{where} is no split of tasks: {type(error).__name__}: {error}") from error
+    known = {task.id: task for task in tasks_for(device)}
+    listed = [name for part in named for name in part]
+    if sorted(listed) != sorted(known):
+        wrong = sorted(set(listed) ^ set(known)) or sorted({name for name in listed if listed.count(name) > 1})
+        raise TaskError(f"{where}: every task of {device} once; wrong: {', '.join(wrong[:5])}")
+    split = Split(*(tuple(known[name] for name in part) for part in named))
+    leaked = {task.family for task in split.held_out_families} & {task.family for task in split.train + split.held_out_shapes}
+    if leaked:
+        raise TaskError(f"{where}: families both held out and not: {', '.join(sorted(leaked))}")
+    return split
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files of a folder as tasks for codecs that read source, and those that are none, with the reason."""
+
+    tasks: tuple[TrainingTask, ...]
+    unusable: Mapping[str, str]
+
+
+def read_folder(folder: Path) -> Folder:
+    """Every .py file below a folder, by path; its id is the path without suffix. Raises TaskError where there is no folder."""
+    if not folder.is_dir():
+        raise TaskError(f"{folder} is no folder; expected one with KernelBench-style files")
+    tasks: list[TrainingTask] = []
+    unusable: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        text, problem = _read(path)
+        if problem:
+            unusable[name] = problem
+        else:
+            tasks.append(TrainingTask(name, text, family=name))
+    return Folder(tuple(tasks), unusable)
+
+
+def _read(path: Path) -> tuple[str, str]:
+    """The text, and what is wrong with it."""
+    try:
+        text = path.read_text()
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        return "", f"{type(error).__name__}: {error}"
+    bound = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    missing = [name for name in NAMES if name not in bound]
+    return text, f"it defines no {', no '.join(missing)}" if missing else ""
