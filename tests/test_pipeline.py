@@ -146,7 +146,7 @@ def on_gpu(place, monkeypatch):
         built.append(region.key)
         return tuple(Candidate(region.program, "eager", "kernels", (proposal.family,)) for proposal in proposals)
 
-    monkeypatch.setattr(pipeline.kernels, "propose", lambda program, sm: (Proposal("norm", {"tile": 1}),))
+    monkeypatch.setattr(pipeline.kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),))
     monkeypatch.setattr(judge, "build", build)
     monkeypatch.setattr(judge, "check", lambda region, candidate, job: PASSED)
     target = Target("cuda", "sm_90", "some GPU", "580", torch.__version__, "")

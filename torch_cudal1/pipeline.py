@@ -23,6 +23,7 @@ from torch_cudal1.admission import STRANGER, is_baseline, is_untimed, known_cand
 from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.propose import Variant, rewritten
+from torch_cudal1.island_race import PROPOSALS, fastest_right, rights_of
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
@@ -309,43 +310,53 @@ def _candidates(
     if "kernels" in place.settings.without:
         return
     base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
-    replaced, refused = _island_kernels(base, place, job, deadline)
-    yield from refused
-    if replaced:
+    for products in (False, True):
+        replaced, refused = _island_kernels(base, place, job, deadline, products=products)
+        yield from refused
+        if not replaced or (products and not any("gemm" in names for _, names in replaced.values())):
+            continue  # without a product it is the same plan again
         names = tuple(sorted({name for _, names in replaced.values() for name in names}))
         program = splice(base.program, {island: callee for island, (callee, _) in replaced.items()})
         yield from compose([(program, (variant.techniques if variant else ()) + names)], _fastest_first(ranking))
 
 
 def _island_kernels(
-    whole: Region, place: Place, job: judge.Job, deadline: float
+    whole: Region, place: Place, job: judge.Job, deadline: float, *, products: bool = False
 ) -> tuple[Mapping[Island, tuple[Program, tuple[str, ...]]], list[Rejected]]:
     """A right kernel for each island that a template serves. Whether it pays is asked of the whole graph, where it will run.
 
-    Alone, an island's time is its launch; inside a model, Inductor may have fused it with its neighbours.
+    Alone, an island's time is its launch; inside a model, Inductor may have fused it with its neighbours. With `products` also
+    around matrix products; there the fastest of several kernels is taken.
     """
     found: dict[Island, tuple[Program, tuple[str, ...]]] = {}
     refused: list[Rejected] = []
     known: dict[str, Candidate | None] = {}
-    for island in partition(whole).islands:
+    for island in partition(whole, products=products).islands:
         key = island.region.key
         if key not in known and time.monotonic() < deadline:
-            known[key], reasons = _right_kernel(island.region, place, job)
+            known[key], reasons = _right_kernel(island.region, place, job, deadline)
             refused += reasons
         if (kernel := known.get(key)) is not None:
             found[island] = (kernel.program, kernel.techniques)
     return found, refused
 
 
-def _right_kernel(region: Region, place: Place, job: judge.Job) -> tuple[Candidate | None, list[Rejected]]:
-    """The first proposal that builds and passes every check. The cache remembers it, or that there is none, for every model."""
+def _right_kernel(region: Region, place: Place, job: judge.Job, deadline: float) -> tuple[Candidate | None, list[Rejected]]:
+    """The first proposal that builds and passes every check; of a product, the fastest.
+
+    The cache remembers it, or that there is none, for every model.
+    """
     hit = resolve(region, place.sources, place.target, place.contract).hit
     if hit is not None and hit.stale is None and is_untimed(hit.entry):
         observe.count("entries_reused")
         return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
-    proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")))
-    kernel, reasons = _first_right(region, proposals[:_PROPOSALS_PER_ISLAND], place, job)
-    if proposals and (hit is None or not hit.vouched_by):
+    proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")), rights_of(place))
+    if any(proposal.family == "gemm" for proposal in proposals):
+        kernel, reasons = fastest_right(region, proposals[:PROPOSALS], place, job, deadline)
+    else:
+        kernel, reasons = _first_right(region, proposals[:_PROPOSALS_PER_ISLAND], place, job)
+    spent = any(reason.detector == "budget" for reason in reasons)
+    if proposals and not spent and (hit is None or not hit.vouched_by):
         tried = [{"label": r.detector, "decision": "rejected", "reason": r.reason} for r in reasons]
         best = _Best(kernel or Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None)
         place.cache.put(_entry(region, place, best, None, tried))
