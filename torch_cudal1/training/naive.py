@@ -1,0 +1,78 @@
+"""The evaluator that can be cheated, for the red-team comparison only: a policy that it rewards learns to.
+
+Its rule is that of public benchmarks before they were attacked: the reference first and in the same process, the same input objects
+for both, some random inputs, `torch.allclose` at 1e-2, events on the current stream. Candidates are confined exactly as the judge's
+are. Nothing it says may be stored, shown as a result, or believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from secrets import randbits
+
+import torch
+
+from torch_cudal1.errors import TargetError
+from torch_cudal1.judge.limits import limits_for
+from torch_cudal1.judge.nursery import Nursery
+from torch_cudal1.judge.profiles import BUCKETS
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.records import Decoded, Failure, Measured, TrainingTask
+from torch_cudal1.training.reward import score_of
+
+__all__ = ["NaiveEvaluator"]
+
+_WORKER = "torch_cudal1.training.naive_worker"
+_PROBLEM = "naive: "
+
+
+class NaiveEvaluator:
+    """`records.Evaluator` by a rule that can be cheated. Use it as a context manager, from one thread. `trials`: random inputs."""
+
+    def __init__(self, terms: Terms, *, trials: int = 5) -> None:
+        self.terms, self.trials = terms, trials
+        self._nursery: Nursery | None = None
+
+    def __enter__(self) -> NaiveEvaluator:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = None
+
+    def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
+        """One measurement for each program, in order. Raises TargetError, SandboxError."""
+        return [self._measured(task, program) for program in programs]
+
+    def _measured(self, task: TrainingTask, program: Decoded) -> Measured:
+        terms = self.terms
+        if self._nursery is None and terms.forked:
+            self._nursery = Nursery(("triton",) if terms.device.type == "cuda" else ())
+        limits = replace(limits_for(terms.settings, terms.device, trust=terms.trust), threads=torch.get_num_threads())
+        sources = {"reference": task.reference, "candidate": program.source}
+        with Child(limits, terms.contract, worker=_WORKER, nursery=self._nursery) as child:
+            try:
+                answer = child.call("naive", deadline_s=None, seed=randbits(31), trials=self.trials, buckets=BUCKETS, **sources)
+            except CandidateFailure as error:
+                return Measured(task.id, program.program, "run", detail=f"{_PROBLEM}{error.found}"[:600])
+        if problem := answer.get("problem"):
+            return Measured(task.id, program.program, "wrong", detail=f"{_PROBLEM}{problem}"[:600])
+        return _scored(task, program, [float(ratio) for ratio in answer["ratios"]])
+
+
+def _scored(task: TrainingTask, program: Decoded, means: list[float]) -> Measured:
+    try:
+        score = score_of(means, "cudal1")
+    except ValueError as error:
+        raise TargetError(task.id, f"the naive evaluator's process answered nonsense: {error}") from error
+    if isinstance(score, float):
+        return Measured(task.id, program.program, "ok", score, buckets=tuple(means))
+    failure: Failure = "unstable"
+    return Measured(task.id, program.program, failure, detail=f"{_PROBLEM}{score.reason}")

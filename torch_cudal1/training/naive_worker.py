@@ -1,0 +1,98 @@
+"""The child's loop of the naive evaluator, `python -m torch_cudal1.training.naive_worker FD`: the judge's worker, one verb more.
+
+That verb judges here, beside the candidate, by the rule that public benchmarks had: everything that `judge` exists to avoid. Its
+answers are for the red-team comparison and for nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_cudal1.judge.modules import imported
+from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker import Request, Session, main
+from torch_cudal1.kernelbench import constructor_arguments
+
+__all__ = ["VERBS"]
+
+_TOLERANCE = 1e-2
+_WARM, _RUNS = 3, 10
+
+
+def _naive(session: Session, request: Request) -> dict[str, Any]:
+    """Reference and candidate in one process, on the same input objects, compared by allclose, timed on the current stream."""
+    device = session.device
+    torch.manual_seed(int(request["seed"]))
+    reference = imported(request["reference"], session.scratch)
+    candidate = imported(request["candidate"], session.scratch)
+    model = _made(reference.Model, reference.get_init_inputs(), device)
+    model_new = _made(candidate.ModelNew, reference.get_init_inputs(), device)
+    get_inputs: Callable[[], Sequence[Any]] = reference.get_inputs
+    worst = 0.0
+    with torch.no_grad():
+        for _ in range(int(request["trials"])):
+            inputs = _moved(get_inputs(), device)
+            expected, found = model(*inputs), model_new(*inputs)
+            _wait(device)
+            if found.shape != expected.shape:
+                return {"problem": f"shape {list(found.shape)} for {list(expected.shape)}"}
+            if not torch.allclose(found, expected, atol=_TOLERANCE, rtol=_TOLERANCE):
+                return {"problem": f"differs by up to {float((found - expected).abs().max()):.3g}"}
+            worst = max(worst, float((found - expected).abs().max()))
+        buckets = [_ratio(model, model_new, get_inputs, device) for _ in range(int(request["buckets"]))]
+    return {"worst": worst, "ratios": buckets}
+
+
+def _ratio(model: Callable[..., Any], model_new: Callable[..., Any], get_inputs: Callable[[], Any], device: torch.device) -> float:
+    """Mean time of the reference over the candidate's, order at random, new inputs for each run."""
+    sides = [model, model_new]
+    times: list[list[float]] = [[], []]
+    for run in range(_WARM + _RUNS):
+        inputs = _moved(get_inputs(), device)
+        for side in random.sample((0, 1), 2):
+            spent = _spent(sides[side], inputs, device)
+            if run >= _WARM:
+                times[side].append(spent)
+    return sum(times[0]) / max(sum(times[1]), 1e-9)
+
+
+def _spent(run: Callable[..., Any], inputs: Sequence[Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        run(*inputs)
+        return time.perf_counter() - begin
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run(*inputs)
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _made(entry: Callable[..., Any], given: Sequence[Any], device: torch.device) -> Callable[..., Any]:
+    torch.manual_seed(0)
+    positional, named = constructor_arguments(given)
+    made = entry(*positional, **named)
+    moved: Callable[..., Any] = made.to(device).eval()
+    return moved
+
+
+def _moved(inputs: Sequence[Any], device: torch.device) -> list[Any]:
+    return [value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+VERBS = {**JUDGE_VERBS, "naive": _naive}
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), VERBS)
