@@ -8,7 +8,7 @@ elements: one unwritten element of two million already moves the rms by a factor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ LIMIT = 2.0  # the precision contract: at most twice the error of the user's own
 # Where eager keeps no digits (a gradient that is zero in exact arithmetic, such as that of an attention key's bias), two correct
 # programs differ by their noise; the output is counted as void and only has to stay within this multiple of eager's noise.
 VOID_LIMIT, VOID_ERROR = 10.0, 0.1
+_PART = 1 << 26  # elements in float64 at once: results of several GB would not fit a second and third time
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,21 @@ def _ratio(error: float, unit: float) -> float:
 
 def _rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, 0 for none."""
-    finite = tensor.double()[tensor.isfinite()]
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    return _rms_of(part.double() for part in tensor.reshape(-1).split(_PART))
 
 
 def _rms_error(tensor: Tensor, exact: Tensor) -> float:
-    return _rms(tensor.double() - exact.double())
+    parts = zip(tensor.reshape(-1).split(_PART), exact.reshape(-1).split(_PART), strict=True)
+    return _rms_of(part.double() - wanted.double() for part, wanted in parts)
+
+
+def _rms_of(parts: Iterable[Tensor]) -> float:
+    """Of the finite elements of all parts together."""
+    total, count = 0.0, 0
+    for part in parts:
+        finite = part[part.isfinite()]
+        total, count = total + float(finite.square().sum()), count + finite.numel()
+    return math.sqrt(total / count) if count else 0.0
 
 
 def _round_off(dtype: torch.dtype) -> float:

@@ -29,6 +29,7 @@ from benchmarks.kernelbench.job import EAGER, GRAPH, OURS, RELEASE, Job, grant
 from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.loading import Made, footprint, import_source, make_inputs, make_module, tensor_bytes
 from benchmarks.kernelbench.measuring import Measured, against, measure
+from benchmarks.kernelbench.processes import die_with_parent
 
 __all__ = ["Bench", "main"]
 
@@ -95,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--line", type=int, required=True)
     parser.add_argument("--spec", type=Path, required=True)
     args = parser.parse_args(argv)
+    die_with_parent()
     spec = json.loads(args.spec.read_text(encoding="utf-8"))
     job, line = Job.from_json(spec["job"]), Line(Connection(args.line))
     grant(job.rights)
@@ -136,7 +138,7 @@ def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     _warm(bench, module, inputs)
     with bench.stage("measure"):
         ring = _ring(bench, inputs)
-        found = measure(bench.calls, ring, bench.job, bench.line, Path(bench.spec["cache"]), bench.fail)
+        found = measure(bench.calls, ring, bench.job, bench.line, bench.fail)
     del ring
     _check(bench, module)
     return _row(bench, found, paired)
@@ -150,7 +152,6 @@ def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
             bench.fail(name, "eager cannot run this task")
             continue
         cache = base if name == OURS else base / "arms" / name.replace(" ", "-")
-        _share_locks(base, cache)
         with bench.stage("tune" if name == OURS else name):
             found = bench.attempt(name, functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, bench.say))
         if found is not None:
@@ -255,14 +256,6 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "stages_s": bench.stages_s,
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
     }
-
-
-def _share_locks(base: Path, cache: Path) -> None:
-    """One timing lock for a GPU, whichever cache a search fills."""
-    (base / "locks").mkdir(parents=True, exist_ok=True)
-    cache.mkdir(parents=True, exist_ok=True)
-    if cache != base and not (cache / "locks").exists():
-        (cache / "locks").symlink_to(base / "locks")
 
 
 def _collect(device: torch.device) -> None:

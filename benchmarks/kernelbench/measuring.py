@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import RELEASE, Job
 from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.statistics import BEST
-from torch_cudal1.judge.gpu_state import exclusive, gpu_state
+from torch_cudal1.judge.gpu_lock import exclusive
+from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.judge.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
 
@@ -42,12 +42,12 @@ class Measured:
 
 
 def measure(
-    calls: Mapping[str, Call], ring: Sequence[tuple[Any, ...]], job: Job, line: Line, cache: Path, fail: Callable[[str, str], None]
+    calls: Mapping[str, Call], ring: Sequence[tuple[Any, ...]], job: Job, line: Line, fail: Callable[[str, str], None]
 ) -> Measured:
     """Time every column while nobody else of this run works. A column that raises is failed and left out of all rounds."""
     device = torch.device(job.device)
     runs = {name: _turning(call, ring) for name, call in calls.items()}
-    with exclusive(device, cache / "locks", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
+    with exclusive(device, wait_s=_LOCK_WAIT_S) as shared, line.quiet():
         state: dict[str, Any] = {"shared": shared, "before": gpu_state(device)}
         for name in list(runs):
             try:

@@ -5,16 +5,24 @@ Only descendants of processes that the caller started are ever touched.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["end", "family", "freeze", "thaw"]
+__all__ = ["die_with_parent", "end", "family", "freeze", "thaw"]
 
 _PASSES = 3  # a process may start another one while its family is being listed
 _GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """From now on this process is killed when the thread that started it ends, however that comes about. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def family(pid: int) -> list[int]:

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.processes import die_with_parent
 
 
 def main() -> None:
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--line", type=int)
     parser.add_argument("--spec", type=Path)
     args = parser.parse_args()
+    die_with_parent()
     spec = json.loads(args.spec.read_text())
     folder = Path(spec["cache"]).parent
 

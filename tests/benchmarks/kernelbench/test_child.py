@@ -1,0 +1,256 @@
+"""One task from its text to its row: tuned, measured, checked before and after, whatever a column does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.kernelbench import baselines, child, contenders, measuring
+from benchmarks.kernelbench.child import Bench
+from benchmarks.kernelbench.job import COMPILE, EAGER, OURS, PROFILES, RELEASE, Job
+from benchmarks.kernelbench.loading import Made, footprint, import_source, make_inputs, make_module
+
+DIAGONAL = """import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        return torch.diag(a) @ b
+
+def get_inputs():
+    return [torch.rand(512), torch.rand(512, 256)]
+
+def get_init_inputs():
+    return []
+"""
+JOB = Job("cpu", replace(PROFILES["quick"], tune_s=120.0, measure_s=0.05))
+CPU = torch.device("cpu")
+
+
+class Line:
+    """Keeps what was told, and grants everything."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.asked: list[int | None] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def memory(self, size_bytes: int | None) -> None:
+        self.asked.append(size_bytes)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        self.stages.append("quiet")
+        yield
+        self.stages.append("loud")
+
+
+def made(tmp_path: Path, source: str = DIAGONAL) -> Made:
+    path = tmp_path / "task.py"
+    path.write_text(source)
+    return import_source(path)
+
+
+def bench(tmp_path: Path, source: str = DIAGONAL, job: Job = JOB, **spec: Any) -> Bench:
+    return Bench(made(tmp_path, source), job, Line(), {"cache": str(tmp_path / "cudal1"), "source": source, **spec})  # type: ignore[arg-type]
+
+
+def rowed(given: Bench) -> dict[str, Any]:
+    with torch.no_grad():
+        child._prepare(given, 1000)
+        found = child._measured(given, 1000)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No column needs a compiler: torch.compile is eager under another name."""
+    monkeypatch.setattr(child, "STARTS", {**baselines.STARTS, COMPILE: lambda module, _: module})
+
+
+def served(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tuned(name: str, module: nn.Module, inputs: object, job: Job, cache: Path, say: Any) -> contenders.Tuned:
+        say("judging", 0.5)
+        return contenders.Tuned(lambda *given: call(module, *given), {"tune_s": 1.0, "swapped": True, "techniques": ["t"]})
+
+    monkeypatch.setattr(contenders, "tuned", tuned)
+
+
+def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: None) -> None:
+    arm = "without compile"  # an arm is searched as the package's own column is, here without Inductor's long compilations
+    given = bench(tmp_path, job=replace(JOB, ours=False, arms=(arm,)))
+    row = rowed(given)
+    facts, column = row["arms"][arm], row["columns"][arm]
+    assert column["checked"]["by"] == "float64"
+    assert column["checked"]["error_ratio"] <= 2
+    assert {name: one["status"] for name, one in row["columns"].items()} == {EAGER: "ok", COMPILE: "ok", arm: "ok"}
+    assert facts["counters"]["regions_tuned"] == 1
+    assert facts["tune_s"] > 0
+    assert facts["tried"][0]["techniques"] == ["diag_matmul"]
+    assert row["against"][arm]["best"].keys() == {"speedup", "low", "high", "steady"}
+    assert row["columns"][EAGER]["us"] > 0
+    assert row["columns"][EAGER]["host_us"] > 0
+    line: Any = given.line
+    assert line.asked == [2000, 5000]
+    measured = line.stages[line.stages.index("measure") :]
+    assert measured[:3] == ["measure", "quiet", "loud"]
+
+
+def test_a_wrong_answer_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
+    served(lambda module, *given: module(*given) + 1e-3, monkeypatch)
+    row = rowed(bench(tmp_path))
+    column = row["columns"][OURS]
+    assert (column["status"], "us" in column) == ("wrong", False)
+    assert "the limit is" in column["reason"]
+    assert OURS not in row["against"]
+
+
+def test_an_answer_that_goes_wrong_while_it_is_timed_counts_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
+    calls = []
+
+    def tires(module: nn.Module, *given: Any) -> Any:
+        calls.append(1)
+        return module(*given) * (1.0 if len(calls) < 6 else 1.01)
+
+    served(tires, monkeypatch)
+    row = rowed(bench(tmp_path))
+    assert row["columns"][OURS]["status"] == "wrong"
+    assert OURS not in row["against"]
+
+
+def test_a_column_that_raises_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None) -> None:
+    def raises(module: nn.Module, *given: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    served(raises, monkeypatch)
+    row = rowed(bench(tmp_path))
+    assert row["columns"][OURS]["reason"] == "RuntimeError: no such kernel"
+    assert (row["best"] in (EAGER, COMPILE), row["columns"][EAGER]["status"]) == (True, "ok")
+
+
+def test_a_baseline_that_computes_something_else_is_no_denominator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = {**baselines.STARTS, COMPILE: lambda module, _: lambda *given: torch.zeros_like(module(*given))}
+    monkeypatch.setattr(child, "STARTS", starts)
+    served(lambda module, *given: module(*given), monkeypatch)
+    row = rowed(bench(tmp_path))
+    assert row["columns"][COMPILE]["status"] == "wrong"
+    assert (row["best"], list(row["against"][OURS])) == (EAGER, [EAGER, "best"])
+
+
+def test_a_task_that_eager_cannot_run_has_no_times_and_says_why(tmp_path: Path, fast: None) -> None:
+    row = rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "a @ a @ b")))
+    assert {column["status"] for column in row["columns"].values()} == {"failed"}
+    assert (row["best"], row["against"]) == (None, {})
+
+
+def test_a_release_candidates_judged_ratio_is_carried_over_to_every_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
+    paired = {"over": EAGER, "speedup": 2.0, "low": 1.9, "high": 2.1}
+    monkeypatch.setattr(contenders, "judged", lambda *given: {"status": "ok", "reason": "", "paired": paired, "error_ratio": 1.0})
+    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged=True), candidate="code"))
+    us, found = {name: column["us"] for name, column in row["columns"].items()}, row["against"][RELEASE]
+    assert us[RELEASE] == pytest.approx(us[EAGER] / 2)
+    assert found[EAGER]["speedup"] == pytest.approx(2.0)
+    assert found[COMPILE]["speedup"] == pytest.approx(2.0 * us[COMPILE] / us[EAGER])
+    assert found["best"] == found[row["best"]]
+
+
+@pytest.mark.parametrize(
+    ("told", "candidate", "status"),
+    [({"status": "refused", "reason": "numerics: far off"}, "code", "refused"), ({}, None, "withdrawn")],
+)
+def test_a_release_candidate_that_is_refused_or_withdrawn_has_no_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None, told: Mapping[str, Any], candidate: str | None, status: str
+) -> None:
+    monkeypatch.setattr(contenders, "judged", lambda *given: dict(told))
+    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged=True), candidate=candidate))
+    assert row["columns"][RELEASE]["status"] == status
+    assert RELEASE not in row["against"]
+
+
+def test_the_judge_itself_judges_a_candidate_and_its_refusal_is_told(tmp_path: Path) -> None:
+    wrong = DIAGONAL.replace("class Model(", "class ModelNew(").replace("torch.diag(a) @ b", "b")
+    found = contenders.judged(DIAGONAL, wrong, JOB, tmp_path)
+    assert found["status"] == "refused"
+    assert found["reason"]
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: Path) -> None:
+    source = DIAGONAL.replace("def forward(self, a, b):\n        return", "def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 4)\n    def forward(self, a, b):\n        return")  # fmt: skip
+    task = made(tmp_path, source)
+    first, second = (make_module(task, CPU, "eval") for _ in range(2))
+    assert torch.equal(first.layer.weight, second.layer.weight)  # type: ignore[union-attr, arg-type]
+    assert (first.training, make_module(task, CPU, "train").training) == (False, True)
+    assert torch.equal(make_inputs(task, CPU, 1)[0], make_inputs(task, CPU, 1)[0])
+    assert not torch.equal(make_inputs(task, CPU, 1)[0], make_inputs(task, CPU, 2)[0])
+
+
+def test_memory_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
+    large = made(tmp_path, DIAGONAL.replace("512", "1_000_000"))  # 1 GB of inputs, and a diagonal matrix of 4 TB
+    size = footprint(large, CPU, "eval")
+    assert size is not None
+    assert 4e12 < size < 5e12
+    small = footprint(made(tmp_path), CPU, "eval")
+    assert small == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
+
+
+def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
+    assert footprint(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), CPU, "eval") is None
+
+
+def test_a_file_without_the_three_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="defines no get_inputs"):
+        made(tmp_path, DIAGONAL.replace("get_inputs", "get_stuff"))
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_baseline_is_the_fastest_that_is_right() -> None:
+    samples = {EAGER: [10.0] * 14, COMPILE: [5.0] * 14, OURS: [4.0] * 14}
+    found = measuring.Measured(samples, {}, {})
+    columns: dict[str, dict[str, Any]] = {name: {"status": "ok", "us": values[0]} for name, values in samples.items()}
+    best, ratios = measuring.against(found, JOB, columns, None)
+    assert (best, ratios[OURS]["best"]["speedup"], ratios[OURS][EAGER]["speedup"]) == (COMPILE, 1.25, 2.5)
+    assert ratios[COMPILE]["best"]["speedup"] == 1.0
+    columns[COMPILE]["status"] = "wrong"
+    best, ratios = measuring.against(found, JOB, columns, None)
+    assert (best, ratios[OURS]["best"]["speedup"], COMPILE in ratios[OURS]) == (EAGER, 2.5, False)
+
+
+def test_a_window_is_filled_and_otherwise_seven_rounds_are_enough() -> None:
+    runs = {"a": lambda: None, "b": lambda: None}
+    short = measuring._sampled(runs, CPU, replace(JOB, profile=replace(JOB.profile, measure_s=1e-6)))
+    assert min(map(len, short.values())) >= 7
+    window = replace(JOB, profile=replace(JOB.profile, measure_s=1.0, window=True))
+    assert min(map(len, measuring._sampled(runs, CPU, window).values())) > 30
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_graph_hands_out_eagers_result_for_new_inputs(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    task = made(tmp_path)
+    with torch.no_grad():
+        module, inputs, others = make_module(task, device, "eval"), make_inputs(task, device, 0), make_inputs(task, device, 1)
+        call = baselines.STARTS["CUDA graph"](module, inputs)
+        assert baselines.gross_error(baselines.tensors_of(call(*others)), baselines.tensors_of(module(*others))) == ""
+        assert baselines.gross_error(baselines.tensors_of(call(*inputs)), baselines.tensors_of(module(*others))) != ""
