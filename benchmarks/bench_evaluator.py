@@ -1,0 +1,181 @@
+"""How many new programs a second the training evaluator judges in the `train` profile, and where their seconds go.
+
+Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them wrong; none is measured twice.
+A run is a number of lanes and a trust: "foreign", a process for each program, as for a language model's; "own", processes used
+again, as for programs that templates render. The rate counts from the end of the first batch, when all processes are up. A run in
+whose first batch nothing is right ends the benchmark: its figures would say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count, islice, product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from torch_cudal1.judge.limits import Trust
+from torch_cudal1.machine import contract_for
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.records import Decoded, TrainingTask
+
+__all__ = ["Run", "main", "measured", "programs"]
+
+_GOAL = 10.0  # new programs a second, on one H200
+_REFERENCE = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {result}
+
+
+def get_inputs():
+    return [torch.randn({rows}, {width})]
+
+
+def get_init_inputs():
+    return []
+"""
+_CHAIN, _SOFTMAX = "torch.relu(x) * 2 + 1", "torch.softmax(x, dim=-1)"
+_TRITON = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, width, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    mask = columns < width
+    value = tl.load(x + row * width + columns, mask=mask, other={other})
+    {body}
+    tl.store(y + row * width + columns, result, mask=mask)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK={block}, num_warps={warps}, num_stages={stages})  # {number}
+        return y
+"""
+_BODIES = {
+    _CHAIN: ("result = tl.maximum(value, 0.0) * 2.0 + 1.0", "result = tl.maximum(value, 0.0) * 2.0 + 1.001", "0.0"),
+    _SOFTMAX: (
+        "e = tl.exp(value - tl.max(value, 0)); result = e / tl.sum(e, 0)",
+        "e = tl.exp(value); result = e / (tl.sum(e, 0) + 1.0)",
+        "-float('inf')",
+    ),
+}
+_PLAIN = """import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return {result}  # {number}
+"""
+_PLAINS = {_CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"), _SOFTMAX: ("x.softmax(-1)", "torch.exp(x)")}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program."""
+
+    lanes: int
+    trust: Trust
+    programs: int
+    wall_s: float
+    first_batch_s: float
+    rate: float
+    outcomes: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)  # what the first failures were told
+
+
+def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
+    """Endless different programs for a reference, every fourth one wrong."""
+    knobs = product((block, 2 * block), (2, 4, 8, 16), (1, 2, 3, 4))
+    forms = list(knobs)
+    for number in count():
+        wrong = number % 4 == 3
+        if device == "cuda":
+            right_body, wrong_body, other = _BODIES[result]
+            wide, warps, stages = forms[number % len(forms)]
+            body = wrong_body if wrong else right_body
+            text = _TRITON.format(body=body, other=other, block=wide, warps=warps, stages=stages, number=number)
+        else:
+            text = _PLAIN.format(result=_PLAINS[result][wrong], number=number)
+        yield Decoded(f"{result} {number}", text)
+
+
+def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) -> Run:
+    """Batches of new programs until the time is spent."""
+    tasks = [TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1])) for name in _BODIES]
+    block = 1 << (shape[1] - 1).bit_length()
+    streams = [programs(task.id, terms.device.type, block) for task in tasks]
+    outcomes, details, asked, first_s = Counter[str](), list[str](), 0, 0.0
+    begin = time.monotonic()
+    with JudgeEvaluator(terms, lanes=lanes) as evaluator:
+        while not asked or time.monotonic() - begin < budget_s:
+            batch = [(task, list(islice(stream, 4 * lanes))) for task, stream in zip(tasks, streams, strict=True)]
+            found = [one for answers in evaluator.measure_all(batch) for one in answers]
+            outcomes.update(one.outcome for one in found)
+            details += [one.detail for one in found if one.outcome not in ("ok", "wrong")][: 8 - len(details)]
+            asked += len(found)
+            if not first_s:
+                first, first_s = len(found), time.monotonic() - begin
+                if not outcomes["ok"]:
+                    break
+        wall_s = time.monotonic() - begin
+        seconds = {name: round(spent / asked, 4) for name, spent in evaluator.seconds.most_common()}
+    rate = (asked - first) / (wall_s - first_s) if asked > first else asked / wall_s
+    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, details)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed on a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--lanes", default="12,16,8", help="comma-separated")
+    parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
+    parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
+    parser.add_argument("--shape", default="4096,2048")
+    parser.add_argument("--out", type=Path, default=Path("evaluator.json"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    shape = tuple(map(int, options.shape.split(",")))
+    wanted = [(int(lanes), trust) for lanes in options.lanes.split(",") for trust in options.trusts.split(",")]
+    runs: list[Run] = [Run(**row) for row in report.load(options.out)["rows"]] if options.out.exists() else []
+    left = [one for one in wanted if one not in {(run.lanes, run.trust) for run in runs}]
+    settings = Settings()
+    for index, (lanes, trust) in enumerate(left):
+        with tempfile.TemporaryDirectory() as folder:
+            terms = Terms(settings, contract_for(settings), torch.device(options.device), Path(folder), trust=trust)
+            run = measured(terms, lanes, options.budget_s / len(left), (shape[0], shape[1]))
+        runs.append(run)
+        print(json.dumps(asdict(run)), flush=True)
+        report.save(options.out, _document(options, runs))
+        if not run.outcomes.get("ok"):
+            print(f"run {index + 1}: no program was right, so no rate means anything: {run.details}", flush=True)
+            return 1
+    best = max(run.rate for run in runs)
+    print(json.dumps({"out": options.out.name, "best_rate": best, "goal": _GOAL}))
+    return 0 if best >= _GOAL or options.device == "cpu" else 1
+
+
+def _document(options: argparse.Namespace, runs: Sequence[Run]) -> dict[str, Any]:
+    kept = {name: value for name, value in vars(options).items() if name != "out"}
+    return report.document("evaluator", kept, [asdict(run) for run in runs], best_rate=max(run.rate for run in runs), goal=_GOAL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
