@@ -168,10 +168,17 @@ class Endpoint:
         return [found[i : i + count] for i in range(0, len(found), count)]
 
     def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
-        """Prompts with their seeds, several at a time, answers in order."""
+        """Prompts with their seeds, several at a time, answers in order; a refusal of one costs only that one."""
         self._model()
+
+        def one(asked: tuple[str, int]) -> Answer | NoAnswer:
+            try:
+                return self.ask(asked[0], temperature=temperature, seed=asked[1])
+            except EndpointError as error:
+                return NoAnswer(error.found)
+
         with ThreadPoolExecutor(max(1, min(self.parallel, len(wanted)))) as pool:
-            return list(pool.map(lambda one: self.ask(one[0], temperature=temperature, seed=one[1]), wanted))
+            return list(pool.map(one, wanted))
 
     def _model(self) -> str:
         with self._lock:
