@@ -63,13 +63,13 @@ class Job:
         return f"{self.case.name} | {self.config.get('method', '')} {' '.join(parts)}"
 
 
-def jobs(cases: Sequence[Case], sm: int, per_case: int) -> list[Job]:
-    """The candidates of each case: all packed ones and the likeliest others."""
+def jobs(cases: Sequence[Case], sm: int, per_case: int, methods: Sequence[str]) -> list[Job]:
+    """The candidates of each case: all packed ones and the likeliest others; of `methods` only, if there are any."""
     from torch_cudal1.kernels import propose
 
     found = []
     for case in cases:
-        proposals = propose(case.program(), sm, ("matmul",), most=100)
+        proposals = [p for p in propose(case.program(), sm, ("matmul",), most=100) if not methods or p.config["method"] in methods]
         others = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
         packed = [p for p in proposals if str(p.config["method"]).startswith("packed")]
         found += [Job(case, dict(p.config)) for p in (*packed, *_varied(others, per_case))]
@@ -352,9 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment = report.environment()
     major, minor = environment["capability"] or divmod(args.sm or 90, 10)
     cases = [case for case in CASES if not args.only or any(word in case.name for word in args.only)]
-    waiting = [
-        job for job in jobs(cases, 10 * major + minor, args.per_case) if not args.method or job.config["method"] in args.method
-    ]
+    waiting = jobs(cases, 10 * major + minor, args.per_case, args.method)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as place:
         folder = Path(place)

@@ -1,7 +1,7 @@
-"""Built-in Triton kernels: softmax, norms, reductions and element-wise chains, lowered to data-only Programs of cubins.
+"""Built-in kernels: matrix products, softmax, norms, reductions and element-wise chains, lowered to data-only Programs of cubins.
 
 `propose` looks at an island's reference Program, `build` compiles a proposal (in the judge's build process, without a GPU).
-Matrix products, convolutions, attention and scans are not here.
+Convolutions, attention and scans are not here.
 """
 
 from torch_cudal1.kernels.compile import build
