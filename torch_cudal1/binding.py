@@ -23,7 +23,7 @@ from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
 from torch_cudal1.judge import kept_warm
-from torch_cudal1.judge.gpu_state import exclusive
+from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.measure import sample_pairs
 from torch_cudal1.judge.statistics import PairedSummary, summarise
 from torch_cudal1.machine import device_of
@@ -308,7 +308,7 @@ class _Trial:
         own = self._step(self.module._call_impl, args, kwargs)
         called = call.as_a_module_would(args, kwargs, place) if isinstance(call, _Served) and not self.training else call
         ours = self._step(lambda *args, **kwargs: called(args, kwargs), args, kwargs)
-        with exclusive(place.device, place.settings.cache_dir / "locks"):
+        with exclusive(place.device):
             return summarise(sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S))
 
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:

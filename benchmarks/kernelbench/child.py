@@ -62,14 +62,10 @@ class Bench:
         """The package's columns, arms included."""
         return [name for name in self.job.contenders if name != RELEASE]
 
-    def say(self, what: str, fraction: float | None) -> None:
-        """Progress of a search, which is a stage of its own when the process has to be ended."""
-        self.line.stage(f"tune: {what}")
-
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Tell what is being done, and remember how long it took."""
-        self.line.stage(name)
+    def stage(self, name: str, column: str = "") -> Iterator[None]:
+        """Tell what is being done, for one column or for all, and remember how long it took."""
+        self.line.stage(name, column)
         begin = time.monotonic()
         try:
             yield
@@ -152,12 +148,18 @@ def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
             bench.fail(name, "eager cannot run this task")
             continue
         cache = base if name == OURS else base / "arms" / name.replace(" ", "-")
-        with bench.stage("tune" if name == OURS else name):
-            found = bench.attempt(name, functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, bench.say))
+        say = functools.partial(_say, bench, name)
+        with bench.stage("tune" if name == OURS else name, name):
+            found = bench.attempt(name, functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, say))
         if found is not None:
             bench.ours[name], bench.calls[name] = dict(found.facts), found.call
         _collect(bench.device)
     _check(bench, module)
+
+
+def _say(bench: Bench, column: str, what: str, fraction: float | None) -> None:
+    """Progress of a search, which is what a failure names when the process has to be ended."""
+    bench.line.stage(f"tune: {what}", column)
 
 
 def _check(bench: Bench, module: nn.Module) -> None:
@@ -199,7 +201,7 @@ def _judge(bench: Bench) -> dict[str, Any] | None:
     if candidate is None:
         bench.fail(RELEASE, "withdrawn by its authors, or not in the file", "withdrawn")
         return None
-    with bench.stage("judge"):
+    with bench.stage("judge", RELEASE):
         found = contenders.judged(bench.spec["source"], candidate, bench.job, Path(bench.spec["cache"]))
     bench.columns[RELEASE] = {key: value for key, value in found.items() if key != "paired"}
     return found.get("paired")

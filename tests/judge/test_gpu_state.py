@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from torch_cudal1.judge import gpu_state as module
-from torch_cudal1.judge.gpu_state import exclusive, gpu_state, reset_persisting_l2
+from torch_cudal1.judge.gpu_state import gpu_state, reset_persisting_l2
 
 
 def test_a_cpu_has_no_gpu_state() -> None:
@@ -34,31 +32,3 @@ def test_a_gpu_tells_its_clocks_and_lets_its_cache_be_reset() -> None:
         assert 0 < state["sm_mhz"] <= state["most_sm_mhz"]
         assert 0 < state["celsius"] < 120
     assert reset_persisting_l2(device) == ""
-
-
-@pytest.fixture
-def _made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="made-up"))
-
-
-@pytest.mark.usefixtures("_made_up_gpu")
-def test_one_judge_at_a_time_has_a_gpu_and_the_next_says_so(tmp_path: Path) -> None:
-    gpu = torch.device("cuda", 0)
-    with exclusive(gpu, tmp_path / "locks") as first, exclusive(gpu, tmp_path / "locks", wait_s=0.05) as second:
-        assert first == ""
-        assert "another judge" in second
-    with exclusive(gpu, tmp_path / "locks", wait_s=0.05) as third:
-        assert third == ""
-
-
-@pytest.mark.usefixtures("_made_up_gpu")
-def test_a_folder_that_cannot_hold_a_lock_is_an_answer(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with exclusive(torch.device("cuda", 0), tmp_path / "file" / "locks") as shared:
-        assert "no lock" in shared
-
-
-def test_the_cpu_is_nobodys(tmp_path: Path) -> None:
-    with exclusive(torch.device("cpu"), tmp_path) as shared:
-        assert shared == "not a CUDA device"
-    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """A crew on this machine: one process for each GPU, or some for the CPU.
 
 A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU while Inductor's compile workers
-and Triton run on those cores. The judge's lock of a GPU (`judge.gpu_state.exclusive`) keeps two warm-ups on one cache from timing
+and Triton run on those cores. The judge's lock of a GPU (`judge.gpu_lock.exclusive`) keeps two warm-ups of this machine from timing
 on it at once. Workers of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
 measurements, which costs decisions that were close, never right answers.
 

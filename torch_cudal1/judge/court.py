@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.confirm import confirm, other_device
 from torch_cudal1.judge.contract import contract
 from torch_cudal1.judge.decide import Unstable, choose_baseline, conservative, decide, score
-from torch_cudal1.judge.gpu_state import exclusive, gpu_state
+from torch_cudal1.judge.gpu_lock import exclusive
+from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.judge.levels import Confinement
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Judgement", "Ranking", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _RACE_BUDGET_S = 10.0
+_ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
 
 @dataclass(frozen=True)
@@ -232,10 +234,12 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tup
     assert isinstance(trial.candidate, Candidate)
     assert isinstance(trial.subject, RegionSubject)
     region, candidate = trial.subject.region, trial.candidate
-    with exclusive(job.device, job.settings.cache_dir / "locks") as shared:
+    with exclusive(job.device) as shared:
         gpu: dict[str, Any] = {"shared": shared, "before": gpu_state(job.device)}
         first = _timed(trial, ranking, job)
-        found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
+        alone = nullcontext() if elsewhere is None else exclusive(elsewhere, wait_s=_ELSEWHERE_WAIT_S)
+        with alone:
+            found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
         gpu["after"] = gpu_state(job.device)
     verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
     summary, quoted = found.measurement.summary, score(found.measurement.summary, job.plan)
@@ -302,7 +306,7 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
                 ready.append(name)
             if not child.usable:
                 return {}
-        with exclusive(job.device, job.settings.cache_dir / "locks"):
+        with exclusive(job.device):
             return _raced(child, ready, names, failures)
 
 

@@ -28,7 +28,8 @@ from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, decide, score
 from torch_cudal1.judge.detectors import Detector
 from torch_cudal1.judge.duel import ChildSpinner
-from torch_cudal1.judge.gpu_state import exclusive, gpu_state
+from torch_cudal1.judge.gpu_lock import exclusive
+from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.levels import Confinement
 from torch_cudal1.judge.limits import Trust
@@ -235,7 +236,7 @@ class PairCourt:
     def _timed(self, trial: Trial, verdict: Verdict, baselines: Baselines) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            with exclusive(self.job.device, self.job.settings.cache_dir / "locks"):
+            with exclusive(self.job.device):
                 found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
         except CandidateFailure as error:
             failed = Check(error.detector, False, detail=f"{error.stage}: {error.found}")

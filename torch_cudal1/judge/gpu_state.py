@@ -2,22 +2,17 @@
 
 Read from the driver's own library (NVML) with ctypes; no package is needed, and where the library or a figure is absent the answer
 says so. It changes nothing but the lines pinned in the L2 cache, of this process's context only. It sets no clocks.
-
-`exclusive` keeps judges of one user from timing on one GPU at the same time; other programs it cannot keep away, only show.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
-__all__ = ["exclusive", "gpu_state", "reset_persisting_l2"]
+__all__ = ["gpu_state", "reset_persisting_l2"]
 
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
@@ -40,31 +35,6 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
         return _asked(library, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     finally:
         library.nvmlShutdown()
-
-
-@contextmanager
-def exclusive(device: torch.device, folder: Path, *, wait_s: float = 60.0) -> Iterator[str]:
-    """Hold the GPU's timing lock in `folder` around the body; "" if it is held, else why not: the body runs all the same.
-
-    The CPU has none: its load is everybody's, and the variance gate sees it.
-    """
-    if device.type != "cuda":
-        yield "not a CUDA device"
-        return
-    lock = FileLock(folder / f"timing-{torch.cuda.get_device_properties(device).uuid}.lock")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=wait_s)
-    except Timeout:
-        yield f"another judge has timed on this GPU for {wait_s:g} s"
-        return
-    except OSError as error:
-        yield f"no lock can be made: {error}"
-        return
-    try:
-        yield ""
-    finally:
-        lock.release()
 
 
 def reset_persisting_l2(device: torch.device) -> str:

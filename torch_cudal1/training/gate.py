@@ -1,7 +1,7 @@
 """Who may use a GPU now: any number of lanes that validate, or one that times, in however many processes.
 
-A lane that wants to time is let in before those that come after it, and together with `gpu_state.exclusive` it has the GPU to
-itself among all judges of this user. Other programs are not kept away. The locks end with the processes that hold them.
+A lane that wants to time is let in before those that come after it, and together with `gpu_lock.exclusive` it has the GPU to
+itself among all judges of this machine. Other programs are not kept away. The locks end with the processes that hold them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.judge.gpu_state import exclusive
+from torch_cudal1.judge.gpu_lock import exclusive
 
 __all__ = ["Gate"]
 
@@ -25,7 +25,7 @@ class Gate:
     def __init__(self, folder: Path, device: torch.device) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
-        self._folder, self._device = folder, device
+        self._device = device
         self._door, self._room = (
             os.open(folder / f"{part}-{name}.lock", os.O_RDWR | os.O_CREAT, 0o600) for part in ("door", "room")
         )
@@ -48,7 +48,7 @@ class Gate:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Work on the device while nobody else does. Waits until those inside have left; nobody else comes in meanwhile."""
-        with _held(self._door, fcntl.LOCK_EX), _held(self._room, fcntl.LOCK_EX), exclusive(self._device, self._folder):
+        with _held(self._door, fcntl.LOCK_EX), _held(self._room, fcntl.LOCK_EX), exclusive(self._device):
             yield
 
 

@@ -1,0 +1,118 @@
+"""One at a time on a GPU's clock: a lock of this machine, for every judge of every user and cache that sees the same folder.
+
+    /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder is like /tmp itself: anybody's to add to, nobody's to replace
+
+The lock is flock's, which ends with the process that holds it, however that ends. Nothing is ever written: a file is opened for
+reading, never through a link, and may belong to anybody. Somebody who holds one for ever costs waiting time and no more: who has
+waited in vain runs all the same, says so, and waits a tenth as long from then on until it gets the lock again.
+
+What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+__all__ = ["exclusive"]
+
+_FOLDER = Path("/tmp/torch_cudal1-gpus")  # not TMPDIR, which differs between the jobs of one machine
+_PAUSE_S = 0.02
+_AFTER_WAITING_IN_VAIN = 0.1
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in the lock's place must not make anybody wait
+_TRIES = 10  # against others who create and remove the file at the same time
+_in_vain: set[str] = set()
+
+
+@contextmanager
+def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
+    """Hold the GPU's timing lock around the body; "" if it is held, else why not: the body runs all the same.
+
+    Not to be nested. The CPU has none: its load is everybody's, and the variance gate sees it.
+    """
+    if device.type != "cuda":
+        yield "not a CUDA device"
+        return
+    name = f"{torch.cuda.get_device_properties(device).uuid}.lock"
+    patience_s = wait_s * _AFTER_WAITING_IN_VAIN if name in _in_vain else wait_s
+    try:
+        descriptor = _held(name, patience_s)
+    except OSError as error:
+        yield f"no lock can be made: {error}"
+        return
+    if descriptor is None:
+        _in_vain.add(name)
+        yield f"another judge has timed on this GPU for {patience_s:g} s"
+        return
+    _in_vain.discard(name)
+    try:
+        yield ""
+    finally:
+        os.close(descriptor)  # and with it goes the lock
+
+
+def _held(name: str, patience_s: float) -> int | None:
+    """A descriptor that holds the lock of that name; None when somebody else has had it all the time. Raises OSError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        descriptor = _opened(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_the_one(descriptor, name):
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(_PAUSE_S)
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # opened anew every time: who cleans up /tmp may have removed the file that was waited for
+
+
+def _opened(name: str) -> int:
+    """The lock file, made if it is not there. Raises OSError for anything else than a plain file in a plain folder."""
+    folder = _folder()
+    try:
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return _plain(os.open(name, os.O_RDONLY | _OPEN, dir_fd=folder))
+            with contextlib.suppress(FileExistsError):
+                made = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o644, dir_fd=folder)
+                os.fchmod(made, 0o644)  # whatever the umask: other users must be able to open it
+                return made
+        raise OSError(errno.EAGAIN, f"{name} comes and goes in {_FOLDER}")
+    finally:
+        os.close(folder)
+
+
+def _folder() -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(_FOLDER, 0o700)
+        os.chmod(_FOLDER, 0o1777)
+    return os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _plain(descriptor: int) -> int:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"a lock in {_FOLDER} is no regular file; remove it")
+
+
+def _is_the_one(descriptor: int, name: str) -> bool:
+    """Whether the file that was locked is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(_FOLDER / name, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
