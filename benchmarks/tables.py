@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kernelbench.pages import markdown
+from benchmarks.kernelbench.rows import read
+from benchmarks.kernelbench.statistics import BEST
+from benchmarks.kernelbench.tables import groups, headline
 from benchmarks.report import load
 
 __all__ = ["main", "render", "summary"]
@@ -25,6 +29,7 @@ _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
 _JUDGE = ("cpu-judge.json",)
 _OURS = "cudal1.accelerate"
+_DENOMINATORS = (BEST, "torch.compile", "eager")
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
 
 
@@ -41,7 +46,18 @@ def render(results: Path) -> str:
         lines += _cache(name, load(results / name))
     for name in _JUDGE:
         lines += ["", *_judged(name, load(results / name))]
+    for path in _kernelbench(results):
+        lines += [
+            "",
+            f"`benchmarks/results/{path.name}`: made by `python -m benchmarks.kernelbench run`.",
+            "",
+            markdown(read(path)),
+        ]
     return "\n".join(lines)
+
+
+def _kernelbench(results: Path) -> list[Path]:
+    return sorted(results.glob("kernelbench-*.jsonl"))
 
 
 def _heading(name: str, found: Mapping[str, Any]) -> list[str]:
@@ -144,7 +160,23 @@ def summary(results: Path) -> str:
         against = "vs_compile" if times[1] <= times[0] else "vs_eager"
         cells = " | ".join(f"{time:.0f}" for time in times)
         lines.append(f"| {case} | {cells} | {_interval(rows[_OURS][against])} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_headlines(results)])
+
+
+def _headlines(results: Path) -> list[str]:
+    """One line for each complete run of KernelBench; one that is not complete, or whose sizes were cut down, has none."""
+    lines = []
+    for group in groups(read(*_kernelbench(results))):
+        try:
+            found = headline(group)
+        except ValueError:
+            continue
+        cells = " | ".join(f"{found[base]:.2f}x" if base in found else "" for base in _DENOMINATORS)
+        lines.append(f"| {group.title} ({group.gpu}) | {len(group.rows)} | {cells} |")
+    if not lines:
+        return []
+    head = "| geometric means over all tasks, a failure counting as 1.0 | tasks | vs the best | vs torch.compile | vs eager |"
+    return ["", head, "|---|---|---|---|---|", *lines]
 
 
 def _replaced(text: str, tables: str) -> str:

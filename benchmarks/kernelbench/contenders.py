@@ -29,7 +29,8 @@ from torch_cudal1.settings import Settings
 
 __all__ = ["Tuned", "judged", "tuned"]
 
-_TRIED_KEPT = 40
+_TRIED_KEPT, _REASON_KEPT = 12, 200
+_OF_TRIED = ("label", "techniques", "schedule", "decision", "detector", "speedup", "low", "error_ratio")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _told(module: nn.Module) -> dict[str, Any]:
     except TypeError as error:
         return facts | {"swapped": False, "runs": [], "techniques": [], "tried": [], "note": str(error)}
     swapped = [region for region in story.regions if region.swapped]
-    tried = [dict(one) for region in story.regions for one in region.tried][:_TRIED_KEPT]
+    tried = [_brief(one) for region in story.regions for one in region.tried][:_TRIED_KEPT]
     return facts | {
         "swapped": bool(swapped) and not story.undone,
         "runs": [region.runs for region in story.regions],
@@ -95,3 +96,9 @@ def _told(module: nn.Module) -> dict[str, Any]:
         "tried": tried,
         "note": "; ".join([*story.left_out, *([story.undone] if story.undone else []), *story.gate])[:600],
     }
+
+
+def _brief(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A candidate's fate without its evidence, which is in the cache."""
+    kept = {name: one[name] for name in _OF_TRIED if one.get(name) not in (None, "", [])}
+    return kept | {"reason": str(one.get("reason", ""))[:_REASON_KEPT]}

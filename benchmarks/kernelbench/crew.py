@@ -2,9 +2,9 @@
 
 Every task has a process of its own, so a crash, a hang or a lack of memory costs that task. While one measures, the others are
 stopped (SIGSTOP) with all their children, so they neither load the machine nor the GPU; their clocks stand still with them. A task
-that ran out of memory is tried once more with the GPU to itself. A task whose process had to be ended while the package was at
-work is measured again without it, so that its baselines are known, and its failure stays. What did not end within the budget of
-the run is no result: the next run does it.
+that ran out of memory is tried once more with the GPU to itself. A task whose process had to be ended, or died, while a column was
+at work is measured again without that column, so that the others are known, and the failure stays. What did not end within the
+budget of the run is no result: the next run does it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -61,7 +61,7 @@ class Result:
 
 @dataclass
 class _Running:
-    """A task's process. `alone`: it has the GPU to itself. `lost`: why it runs without the package's columns.
+    """A task's process. `alone`: it has the GPU to itself. `lost`: columns that it runs without, and why. `column`: at work alone.
 
     `idle_s`: how long it was stopped or waited for a grant, which no limit counts. `waits`: for what it waits since `asked`.
     """
@@ -71,9 +71,10 @@ class _Running:
     connection: Connection
     log: Path
     alone: bool
-    lost: str
+    lost: Mapping[str, str]
     began: float
     stage: str = "start"
+    column: str = ""
     idle_s: float = 0.0
     granted: int = 0
     wanted: int | None = None
@@ -86,7 +87,7 @@ class _Running:
 class _Pending:
     task: Task
     alone: bool = False
-    lost: str = ""
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Crew:
         name = f"level{task.level}_{task.number}"
         spec, log = folder / f"{name}.json", folder / f"{name}.log"
         spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
-        job = replace(self.job, ours=False, arms=(), judged=False) if one.lost else self.job
+        job = self.job.without(one.lost)
         told: dict[str, Any] = {"job": job.to_json(), "source": task.source, "candidate": self.candidates.get(task.key)}
         told |= {"cache": str(self.plan.work / "cudal1"), "threads": self.plan.threads}
         spec.write_text(json.dumps(told), encoding="utf-8")
@@ -191,7 +192,7 @@ class Crew:
         elif kind == "quiet":
             one.waits, one.asked = "quiet", time.monotonic()
         elif kind == "stage":
-            one.stage = str(message["name"])
+            one.stage, one.column = str(message["name"]), str(message.get("column", ""))
         elif kind == "row":
             one.row = message["row"]
         elif kind == "loud":
@@ -249,8 +250,8 @@ class Crew:
                 self._finish(
                     one, "" if one.row is not None else f"process ended with code {code} in {one.stage!r}: {_last(one.log)}"
                 )
-            elif spent_s > self.job.profile.limit_s and not one.waits and self.holder in (None, one):
-                self._finish(one, f"time limit of {self.job.profile.limit_s:g} s in {one.stage!r}")
+            elif spent_s > self.job.limit_s and not one.waits and self.holder in (None, one):
+                self._finish(one, f"time limit of {self.job.limit_s:g} s in {one.stage!r}")
 
     def _finish(self, one: _Running, reason: str) -> None:
         self._end(one)
@@ -259,12 +260,15 @@ class Crew:
         if short and not one.alone:
             self.pending.append(_Pending(one.task, alone=True, lost=one.lost))
             return
-        if reason and not one.lost and self.job.contenders and not one.stage.startswith(("start", "load", "compile")):
-            self.pending.append(_Pending(one.task, alone=one.alone, lost=reason))
+        left = self.job.without(one.lost).contenders
+        if reason and left and not one.stage.startswith(("start", "load", "compile")):
+            at_fault = [one.column] if one.column in left else left  # a column whose own work it was; else any of them
+            lost = {**one.lost, **dict.fromkeys(at_fault, reason)}
+            self.pending.append(_Pending(one.task, alone=one.alone, lost=lost))
             return
-        lost = one.lost or reason
-        for name in (*((*self.job.baselines,) if reason else ()), *(self.job.contenders if lost else ())):
-            row["columns"].setdefault(name, {"status": "failed", "reason": lost})
+        for name in (*self.job.baselines, *self.job.contenders):
+            if why := one.lost.get(name, reason):
+                row["columns"].setdefault(name, {"status": "failed", "reason": why})
         row["wall_s"] = round(time.monotonic() - one.began - one.idle_s, 3)
         row["alone"] = one.alone
         self.deliver(Result(one.task, row))

@@ -5,8 +5,8 @@ A job says nothing about the machine or the version of the package: each row car
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -79,6 +79,16 @@ class Job:
     def contenders(self) -> tuple[str, ...]:
         """Columns that are compared with the baselines."""
         return (*((OURS,) if self.ours else ()), *self.arms, *((RELEASE,) if self.judged else ()))
+
+    @property
+    def limit_s(self) -> float:
+        """When a task's process is ended: the profile's limit, and more for every further column that is searched or judged."""
+        return self.profile.limit_s * (1 + self.judged) + 1.5 * self.profile.tune_s * len(self.arms)
+
+    def without(self, columns: Collection[str]) -> Job:
+        """The same without some of the contenders."""
+        arms = tuple(arm for arm in self.arms if arm not in columns)
+        return replace(self, ours=self.ours and OURS not in columns, arms=arms, judged=self.judged and RELEASE not in columns)
 
     @property
     def label(self) -> str:

@@ -32,9 +32,9 @@ class Line:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def stage(self, name: str) -> None:
-        """What is done now: it is what a failure row says when this process is ended."""
-        send(self._connection, {"tell": "stage", "name": name})
+    def stage(self, name: str, column: str = "") -> None:
+        """What is done now, and for which column alone: it is what a failure says when this process is ended."""
+        send(self._connection, {"tell": "stage", "name": name, "column": column})
 
     def row(self, row: Mapping[str, Any]) -> None:
         """The result."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 from benchmarks.report import load
-from benchmarks.tables import main, render
+from benchmarks.tables import main, render, summary
+from tests.benchmarks.kernelbench.test_tables import row as measured
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -32,3 +35,21 @@ def test_no_row_is_left_out():
         section = text[text.index(f"`benchmarks/results/{path.name}`") :]
         for row in found["rows"]:
             assert any(all(row[name] in line for name in NAMED_BY[found["kind"]]) for line in section.splitlines())
+
+
+def test_kernelbench_has_a_headline_only_where_every_task_was_measured(tmp_path: Path):
+    results = tmp_path / "results"
+    shutil.copytree(RESULTS, results)
+    for path in results.glob("kernelbench-*"):
+        path.unlink()
+    out = results / "kernelbench-today.jsonl"
+    rows = [{"schema": 1, "kind": "kernelbench", **measured(f"1/{number}", 2.0, of=2)} for number in (1, 2)]
+    for one, tasks in zip(rows, ("1", "2"), strict=True):
+        one["task"]["sha256"] = tasks
+    out.write_text(json.dumps(rows[0]) + "\n")
+    assert "| 1/1 Task <1/1> |" in render(results)
+    assert "vs the best |" not in summary(results).replace("| vs the better |", "")
+    out.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (line,) = [line for line in summary(results).splitlines() if line.startswith("| KernelBench")]
+    assert line.endswith("| 2 | 2.00x | 2.00x | 2.50x |")
+    assert "TF32 in convolutions only (PyTorch's default), for everyone" in line

@@ -42,7 +42,7 @@ class Line:
         self.stages: list[str] = []
         self.asked: list[int | None] = []
 
-    def stage(self, name: str) -> None:
+    def stage(self, name: str, column: str = "") -> None:
         self.stages.append(name)
 
     def memory(self, size_bytes: int | None) -> None:

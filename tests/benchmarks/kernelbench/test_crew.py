@@ -68,6 +68,18 @@ def test_a_task_that_hangs_in_the_package_is_ended_and_its_baselines_are_measure
     assert "time limit of 4 s in 'tune: judging'" in found["1/1"]["columns"]["cudal1"]["reason"]
 
 
+def test_one_column_that_kills_its_process_costs_the_others_nothing(tmp_path: Path) -> None:
+    source = (
+        "note(' '.join(spec['job']['arms']) + f\" ours={spec['job']['ours']}\")\n"
+        "if 'only kernels' in spec['job']['arms']: line.stage('tune', 'only kernels'); os._exit(9)\n"
+        "line.row({**row(eager='ok', cudal1='ok')})"
+    )
+    found, _ = run(tmp_path, source, job=replace(JOB, arms=("only kernels", "only graphs")))
+    assert [text for _, text in notes(tmp_path)] == ["only kernels only graphs ours=True", "only graphs ours=True"]
+    assert statuses(found["1/1"]) == {"eager": "ok", "cudal1": "ok", "only kernels": "failed"}
+    assert "code 9 in 'tune'" in found["1/1"]["columns"]["only kernels"]["reason"]
+
+
 def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_path: Path) -> None:
     short = (
         "note('short'); line.memory(10)\n"
