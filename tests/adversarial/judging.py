@@ -34,7 +34,7 @@ from torch_cudal1.settings import Settings
 
 __all__ = ["Bench", "Side", "TooBusy", "bench", "failures"]
 
-TERMS = Contract()
+TERMS = {"cpu": Contract(), "cuda": Contract(rights=("conv",))}  # what PyTorch's defaults grant
 _PLAN = replace(TIMING_PLANS["fast"], rounds=1, budget_s=5.0)
 _TRIES = 4  # of a measurement, on machines that do other work
 _DEADLINE_S: dict[Profile, float] = {"fast": 20.0, "standard": 60.0, "strict": 300.0}
@@ -56,6 +56,11 @@ class Bench:
     _oracle: Child | None = None
     _read: dict[str, tuple[PairSubject, list[torch.Tensor]]] = field(default_factory=dict)
 
+    @property
+    def terms(self) -> Contract:
+        """Under which cases are judged."""
+        return TERMS[self.device.type]
+
     def judge(self, file: CaseFile, side: Side, profile: Profile = "fast", *, to_the_end: bool = False) -> list[Check]:
         """The checks of one side of a case, up to the first that fails, or all of them."""
         module = file.module
@@ -72,7 +77,7 @@ class Bench:
             return checks
         subject, examples = self._subject(reference)
         with self._child(profile) as child:
-            trial = Trial(subject, candidate, TERMS, self.device, child, examples)
+            trial = Trial(subject, candidate, self.terms, self.device, child, examples)
             checks += _asked(trial, profile, to_the_end)
             return checks + (_timed(trial, subject) if timed and child.usable and not failures(checks) else [])
 
@@ -83,7 +88,7 @@ class Bench:
         if (failures(checks) and not to_the_end) or region.program.device != self.device.type:
             return checks
         with self._child(profile) as child:
-            trial = Trial(RegionSubject(region, TERMS, self.device), candidate, TERMS, self.device, child)
+            trial = Trial(RegionSubject(region, self.terms, self.device), candidate, self.terms, self.device, child)
             return checks + _asked(trial, profile, to_the_end)
 
     def _subject(self, reference: str) -> tuple[PairSubject, list[torch.Tensor]]:
@@ -95,7 +100,7 @@ class Bench:
 
     def _start(self) -> Child:
         limits = limits_for(Settings(candidate_timeout_s=_DEADLINE_S["strict"]), self.device)
-        return Child(replace(limits, threads=1), TERMS)
+        return Child(replace(limits, threads=1), self.terms)
 
     @contextmanager
     def _child(self, profile: Profile) -> Iterator[Child]:

@@ -39,6 +39,7 @@ Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 _SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
 _M_PERTURB = -6  # malloc.h: memory given out is filled with the complement of the byte, memory taken back with the byte
+_ASYNC_COMPILE, _POOLED = "torch._inductor.async_compile", "torch/_inductor/async_compile.py"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
 
@@ -248,8 +249,10 @@ def _children() -> list[str]:
 
 
 def _python_threads() -> list[str]:
-    """Of each Python thread but this one: the files its stack goes through, outermost first."""
-    stacks = []
+    """Of each Python thread but this one: the files its stack goes through, outermost first. One of Inductor's pool begins with the
+    pool's own file, which an idle worker's stack does not show.
+    """
+    stacks, pooled = [], _compilers_pool()
     for ident, innermost in _frames().items():
         files: list[str] = []
         frame: FrameType | None = innermost
@@ -257,8 +260,16 @@ def _python_threads() -> list[str]:
             files.append(frame.f_code.co_filename)
             frame = frame.f_back
         if ident != threading.get_ident():
-            stacks.append(" ".join(reversed(files)))
+            stacks.append(" ".join([*([_POOLED] if ident in pooled else ()), *reversed(files)]))
     return sorted(stacks)
+
+
+def _compilers_pool() -> set[int | None]:
+    """The threads in which Inductor compiles, if it has any: it keeps them for good."""
+    pool = getattr(getattr(sys.modules.get(_ASYNC_COMPILE), "AsyncCompile", None), "pool", None)
+    if pool is None or not pool.cache_info().currsize:
+        return set()
+    return {thread.ident for thread in pool()._threads}
 
 
 VERBS: dict[str, Callable[[Session, Request], Answer]] = {

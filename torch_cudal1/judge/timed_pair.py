@@ -7,18 +7,22 @@ the outputs of timed calls are judged like those of validation. Which baseline, 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.judge.duel import ChildSpinner, Duel, most_calls
-from torch_cudal1.judge.measure import Pairs, measure
+from torch_cudal1.judge.measure import Measurement, Pairs, measure
 from torch_cudal1.judge.profiles import TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
 from torch_cudal1.judge.timing import L2, Batch, Warm
 from torch_cudal1.judge.trial import Trial
+from torch_cudal1.records import Check
 
-__all__ = ["time_pair"]
+__all__ = ["first_call", "time_pair"]
+
+_AGAIN = "first_call"
 
 
 @dataclass
@@ -61,9 +65,24 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
         raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
     written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
     bound = roofline(written, ceiling(trial.device), found.summary.b_us)
-    checks = [audit.check(), duel.check(), timing_state(found), *stability(found), bound]
+    checks = [audit.check(), duel.check(), first_call(trial, found, audit.sets), *stability(found), bound]
     if trial.device.type == "cuda":
         trial.child.call("warm", a="candidate", b="candidate", sets=audit.sets)
         checks += sync_checks(trial.child.call("look"))
     fresh.drop(*list(fresh.samples.values()))
     return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+
+
+def first_call(trial: Trial, found: Measurement, sets: Sequence[str]) -> Check:
+    """`timing_state`. A first call that took too long is not held against a candidate whose next instance starts fast.
+
+    A kernel that was compiled stays in the process; work that each new instance does in its first call comes again.
+    Raises CandidateFailure.
+    """
+    check = timing_state(found)
+    if check.passed:
+        return check
+    trial.load(_AGAIN, trial.candidate)
+    again_us = ChildSpinner(trial.child, _AGAIN, sets, 1, keep=False).spin(1).wall_s * 1e6
+    trial.child.call("forget", slot=_AGAIN)
+    return timing_state(replace(found, first_call_us=(found.first_call_us[0], min(again_us, found.first_call_us[1]))))

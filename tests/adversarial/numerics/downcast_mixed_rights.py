@@ -17,7 +17,7 @@ torch.backends.cudnn.allow_tf32 = True
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.conv = nn.Conv2d(64, 64, 1, bias=False)
         self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
@@ -37,7 +37,7 @@ from torch import nn
 class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.conv = nn.Conv2d(64, 64, 1, bias=False)
         self.linear = nn.Linear(32, 32)
 
     def forward(self, x):
@@ -57,7 +57,7 @@ from torch import nn
 class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(64, 64, 3, padding=1)
+        self.conv = nn.Conv2d(64, 64, 1, bias=False)
         self.linear = nn.Linear(32, 32)
 
     def forward(self, x):

@@ -1,7 +1,8 @@
-"""The clock of the process is replaced after two hundred calls: what looks for patches has looked by then, the timer has not.
+"""The judge's clock in the process is replaced after two hundred calls: what looks for patches has looked by then, the timer not.
 
-A refinement of `clock_patch`. The parent times whole batches on its own clock as well, which no patch reaches: both must agree
-(`wall_slope`), and the parent's decides. Slowing the parent down evades nothing: it would make the candidate slower.
+A refinement of `clock_patch`: the clock that is used is in C++ and cannot be patched, so what hands it out is. The parent times
+whole batches on its own clock as well, which no patch reaches: both must agree (`wall_slope`), and the parent's decides. Slowing
+the parent down evades nothing: it would make the candidate slower.
 """
 
 from tests.adversarial.case import Case
@@ -32,7 +33,15 @@ def get_init_inputs():
 CHEAT = """
 import torch
 from torch import nn
-import time
+import dataclasses
+import sys
+
+class Liar:
+    def __init__(self, real):
+        self.real = real
+
+    def read(self, *args, **keywords):
+        return [dataclasses.replace(each, wall_us=each.wall_us / 10) for each in self.real.read(*args, **keywords)]
 
 class ModelNew(nn.Module):
     def __init__(self, features):
@@ -43,8 +52,9 @@ class ModelNew(nn.Module):
     def forward(self, x):
         self.calls += 1
         if self.calls == 200:
-            real = time.perf_counter_ns
-            time.perf_counter_ns = lambda: real() // 10
+            timing = sys.modules['torch_cudal1.judge.timing']
+            real = timing.clock_of
+            timing.clock_of = lambda device: Liar(real(device))
         return torch.relu(self.linear(x))
 """
 

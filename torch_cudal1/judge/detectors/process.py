@@ -26,26 +26,33 @@ _CALL_BYTES = 16 << 10  # what an allocator may keep of a call without it being 
 _SLACK_BYTES = 2 << 20
 _GPU_BYTES = 64 << 10
 _GPU_SLACK_BYTES = 32 << 20  # the driver's view moves in its own steps
+_LOOKS, _MOST_LOOKS = 5, 13
 _COUNTS = ("threads", "descriptors", "files")
+_WAITING = ("/threading.py", "/queue.py", "/_inductor/async_compile.py")  # the last stands for Inductor's pool
 _COMPILERS = ("torch/_inductor/", "torch/_dynamo/", "triton/")  # their pools outlive a call; torch starts them
 _INSTALLED = ("/site-packages/", "/dist-packages/")  # a library's own helper, as the monitor of a progress bar
 _HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
 
 
 def resource(trial: Trial) -> list[Check]:
-    """Results do not come late; nothing grows over every stretch of calls, two or four; no thread or process of its own is left."""
+    """Results do not come late; nothing grows over every stretch of calls; no thread or process of its own is left."""
     sample, _ = first_two(trial)
     late = _late(trial, sample)
     if late:
         return [Check("resource", False, detail=late)]
     calls = trial.profile.resource_calls
     looks = [_usage(trial, sample, _WARM_CALLS), _usage(trial, sample, calls), _usage(trial, sample, calls)]
-    if _grown(looks, calls):  # a leak goes on; another process that took memory of the GPU, or a late start, does not
-        looks += [_usage(trial, sample, calls), _usage(trial, sample, calls)]
+    while _grown(looks, calls) and len(looks) < _most_looks(looks, calls):
+        looks.append(_usage(trial, sample, calls))
     problem = _grown(looks, calls) or _left(looks[-1], source=isinstance(trial.candidate, SourceCandidate))
     growth = _growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
     return [Check("resource", not problem, float(max(0, growth)), float(_allowed(calls)), detail)]
+
+
+def _most_looks(looks: list[Mapping[str, Any]], calls: int) -> int:
+    """A leak goes on; a late start does not, nor does another process that takes memory of the same GPU, but that takes a while."""
+    return _MOST_LOOKS if _grown(looks, calls).startswith("gpu used") else _LOOKS
 
 
 def _late(trial: Trial, sample: Sample) -> str:
@@ -101,7 +108,7 @@ def _left(usage: Mapping[str, Any], *, source: bool) -> str:
 
 def _idle(stack: str) -> bool:
     """A worker of a pool that waits for work: nothing but the standard library on its stack."""
-    return all("/concurrent/futures/" in file or file.endswith(("/threading.py", "/queue.py")) for file in stack.split())
+    return all("/concurrent/futures/" in file or file.endswith(_WAITING) for file in stack.split())
 
 
 def isolation(trial: Trial) -> list[Check]:
