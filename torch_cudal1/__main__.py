@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_cudal1.commands import generate_options, train_options
 from torch_cudal1.errors import Cudal1Error, SettingError, TargetError
 from torch_cudal1.settings import Settings
 from torch_cudal1.version import __version__
@@ -33,7 +34,8 @@ regions without a decision; lock --check: a cache that differs; import: a bundle
 push, pull: a file that was left out, was refused or did not come; keys list: an unusable list;
 doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted.
 judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used.
-import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read."""
+import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read.
+generate: 0 a kernel was stored, 4 none is faster, 1 a task failed or the model gave no answer."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,10 @@ def _purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything (needs --yes)")
     parser.add_argument("--broken", action="store_true", help="only entries that cannot be read")
     parser.add_argument("--quarantined", action="store_true", help="no entries: only let quarantined ones (of KEY) run again")
-    parser.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
+    parser.add_argument("--unused", action="store_true", help="no entries: imports that later ones replace, Hub commits without a pin")
+    sure = parser.add_mutually_exclusive_group()
+    sure.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
+    sure.add_argument("--dry-run", action="store_true", help="only say what would go, as without --yes")
 
 
 def _families(parser: argparse.ArgumentParser) -> None:
@@ -273,6 +278,8 @@ _COMMANDS = (
         "write stored decisions for TARGET as FlashInfer-Trace files",
         (_target, _export_kernels, *_RUN),
     ),
+    _Command("generate", "generate", "run", "ask a language model for kernels and judge them", (generate_options.add, *_RUN)),
+    _Command("train", "train", "run", "teach a model to write kernels, in stages; needs the extra train", (train_options.add,)),
     _Command(
         "list",
         "entries",

@@ -34,8 +34,8 @@ _CHARS_PER_TOKEN = 4
 class Writer(Protocol):
     """Who completes prompts, and says what it took: an `Endpoint`, or a local model behind `LocalWriter`."""
 
-    parallel: int
-
+    @property
+    def parallel(self) -> int: ...
     @property
     def name(self) -> str: ...
 
