@@ -47,13 +47,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def bench(plan: Plan = PLAN, evaluator: SyntheticEvaluator | None = None) -> Bench:
+def bench(plan: Plan = PLAN, seed: int = 0, evaluator: SyntheticEvaluator | None = None) -> Bench:
     generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
     held_out = {"shape": TASKS[4:5], "family": TASKS[5:]}
     return Bench("synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], held_out)
 
 
-def unbenchable(plan: Plan) -> Bench:
+def unbenchable(plan: Plan, seed: int) -> Bench:
     raise AssertionError("a result that is there is not computed again")
 
 

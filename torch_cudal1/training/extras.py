@@ -10,7 +10,7 @@ from types import ModuleType
 
 from torch_cudal1.errors import Cudal1Error
 
-__all__ = ["MissingExtraError", "needed"]
+__all__ = ["MissingExtraError", "needed", "quiet"]
 
 
 class MissingExtraError(Cudal1Error, ImportError):
@@ -32,3 +32,8 @@ def needed(library: str) -> ModuleType:
         if error.name != library.split(".")[0]:
             raise
         raise MissingExtraError(error.name) from error
+
+
+def quiet() -> None:
+    """No progress bars of the libraries in this process: they say nothing that ours does not, on the same line."""
+    needed("transformers").utils.logging.disable_progress_bar()

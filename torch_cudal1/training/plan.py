@@ -22,7 +22,7 @@ from torch_cudal1.training.selectors import SelectorName
 from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
 from torch_cudal1.training.supervised import FitConfig
 
-__all__ = ["ARMS", "COMPARISONS", "PRIMARY", "Arm", "HeldOut", "Plan", "read_plan"]
+__all__ = ["ARMS", "COMPARISONS", "PRIMARY", "Arm", "HeldOut", "Plan", "built", "read_plan"]
 
 _T = TypeVar("_T")
 Start: TypeAlias = Literal["uniform", "sft", "selfsup"]
@@ -138,10 +138,11 @@ def read_plan(path: Path) -> Plan:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError("plan", str(path), f"a JSON file that can be read ({error})") from error
-    return _built(Plan, told, "plan")
+    return built(Plan, told, "plan")
 
 
-def _built(kind: type[_T], told: Any, where: str) -> _T:
+def built(kind: type[_T], told: Any, where: str) -> _T:
+    """A dataclass from a JSON object, nested ones too. Raises SettingError naming what is unknown, missing or of another type."""
     hints = get_type_hints(kind)
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(told, dict) or not set(told) <= known:
@@ -155,10 +156,14 @@ def _built(kind: type[_T], told: Any, where: str) -> _T:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
-        return _built(hint, value, where)
+        return built(hint, value, where)
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(_value(get_args(hint)[0], each, where) for each in value)
     options = get_args(hint)
+    if isinstance(value, dict):  # X | None with X a dataclass
+        for option in options:
+            if is_dataclass(option) and isinstance(option, type):
+                return built(option, value, where)
     if get_origin(hint) is Literal:
         fits = value in options
     elif options:  # X | None

@@ -80,7 +80,10 @@ class Undecodable:
 class Codec(Protocol):
     """Between text that a model reads and writes, and programs."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For records; another wording is another name."""
+        ...
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
         """What the model is shown. A pure function of its arguments."""
@@ -94,7 +97,10 @@ class Codec(Protocol):
 class Policy(Protocol):
     """Something that writes completions: a model, an endpoint, or hand-written rules."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For records, and for telling one from another."""
+        ...
 
     def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
         """`count` completions for each prompt, in the order of the prompts."""

@@ -19,11 +19,12 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.training.experiment import Bench, base_of, cell_of
+from torch_cudal1.training.extras import quiet
 from torch_cudal1.training.plan import ARMS, Plan
 
 __all__ = ["MakeBench", "Run", "results_of", "run"]
 
-MakeBench: TypeAlias = Callable[[Plan], Bench]  # importable by name: workers are other processes
+MakeBench: TypeAlias = Callable[[Plan, int], Bench]  # of a plan and a seed; importable by name: workers are other processes
 Told: TypeAlias = Callable[[str, float | None], None]
 
 
@@ -96,12 +97,14 @@ def _finished(pool: ProcessPoolExecutor, jobs: Sequence[tuple[Any, ...]], end: f
 
 def _base(plan: Plan, make_bench: MakeBench, seed: int, analysis: bool, folder: Path) -> None:
     torch.set_num_threads(1)
-    base_of(plan, make_bench(plan), seed, _home(folder, plan, seed), analysis=analysis)
+    quiet()
+    base_of(plan, make_bench(plan, seed), seed, _home(folder, plan, seed), analysis=analysis)
 
 
 def _cell(plan: Plan, make_bench: MakeBench, seed: int, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    found = cell_of(plan, make_bench(plan), ARMS[name], seed, _home(folder, plan, seed))
+    quiet()
+    found = cell_of(plan, make_bench(plan, seed), ARMS[name], seed, _home(folder, plan, seed))
     path = _result(folder, name, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

@@ -1,0 +1,155 @@
+"""A run in a folder, stage by stage, in the synthetic world; its settings as a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
+from torch_cudal1.errors import SettingError
+from torch_cudal1.training.benches import Ground, TeachingText
+from torch_cudal1.training.database import Database
+from torch_cudal1.training.experiment import Bench
+from torch_cudal1.training.model import TinySpec, Writer
+from torch_cudal1.training.records import Decoded, TrainingTask
+from torch_cudal1.training.rl_native import GrpoConfig
+from torch_cudal1.training.rl_trl import TrlConfig
+from torch_cudal1.training.runs import RunConfig, begin, read_config, stage_of
+from torch_cudal1.training.stages import SelfsupConfig
+from torch_cudal1.training.supervised import FitConfig
+
+FIT = FitConfig(steps=20, batch=8, learning_rate=5e-3)
+CONFIG = RunConfig(
+    max_new_tokens=4,
+    tiny=TinySpec(hidden=32, layers=1, heads=2, context=64),
+    sft=FIT,
+    selfsup=SelfsupConfig(rounds=1, samples=4, fit=replace(FIT, steps=5)),
+    rl=GrpoConfig(steps=2, group=4, groups=2, epochs=1, save_every=1),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def bench(evaluator: SyntheticEvaluator | None = None) -> Bench:
+    generators = [Rules("one", ["a0 b0", "a1 b3", "a2 b2"]), Rules("two", ["a3 b1", "a2 b0"])]
+    return Bench("synthetic", SyntheticCodec(), evaluator or SyntheticEvaluator(), generators, TASKS[:4], {})
+
+
+def stage(name, folder: Path, config: RunConfig = CONFIG, *, resume: bool = False, evaluator: SyntheticEvaluator | None = None):
+    return stage_of(name, folder, config, bench(evaluator), resume=resume, told=lambda what, fraction: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    for name in ("collect", "sft", "selfsup", "rl"):
+        facts = stage(name, folder)
+        (folder / f"{name}.json").write_text(json.dumps(facts, allow_nan=False))
+    return folder
+
+
+def test_each_stage_leaves_a_model_folder_that_loads(whole):
+    for name in ("begin", "sft", "selfsup", "rl"):
+        assert (whole / name / "model.safetensors").is_file()
+        assert Writer.load(whole / name).sample(["t0 <go>"], count=1, temperature=1.0, seed=0)
+
+
+def test_each_stage_says_what_its_samples_were_worth(whole):
+    facts = {name: json.loads((whole / f"{name}.json").read_text()) for name in ("collect", "sft", "selfsup", "rl")}
+    assert set(facts["collect"]["collected"]) == {"one", "two"}
+    assert facts["sft"]["last_loss"] < facts["sft"]["first_loss"]
+    assert all(0 <= facts[name]["exam"]["success"] <= 1 for name in ("sft", "selfsup", "rl"))
+    assert len(facts["rl"]["curve"]) == 2
+
+
+@pytest.mark.parametrize("name", ["collect", "sft", "selfsup", "rl"])
+def test_a_stage_that_was_begun_is_not_begun_again_by_accident(whole, name):
+    with pytest.raises(SettingError, match="--resume"):
+        stage(name, whole)
+
+
+def test_going_on_with_a_finished_stage_samples_nothing_new(whole):
+    with Database(whole / "samples.jsonl", write=False) as database:
+        before = len(database)
+    evaluator = SyntheticEvaluator()
+    for name in ("collect", "selfsup", "rl"):
+        stage(name, whole, resume=True, evaluator=evaluator)
+    with Database(whole / "samples.jsonl", write=False) as database:
+        assert len(database) == before
+    assert evaluator.asked == []
+
+
+def test_a_stage_that_comes_too_early_says_what_comes_first(tmp_path):
+    with pytest.raises(SettingError, match="train collect"):
+        stage("sft", tmp_path)
+    with pytest.raises(SettingError, match="train selfsup"):
+        stage("rl", tmp_path)
+
+
+def test_stage_three_by_trl_begins_with_the_model_of_stage_two(whole, tmp_path):
+    pytest.importorskip("trl")
+    for name in ("sft", "selfsup"):
+        (tmp_path / name).symlink_to(whole / name)
+    facts = stage("rl", tmp_path, replace(CONFIG, trl=TrlConfig(cpu=True)))
+    assert Path(facts["model"], "model.safetensors").is_file()
+    assert len(facts["curve"]) == 2
+
+
+def test_settings_are_written_once_and_kept(tmp_path):
+    begin(tmp_path, CONFIG)
+    begin(tmp_path, CONFIG)
+    assert read_config(tmp_path / "run.json") == CONFIG
+    with pytest.raises(SettingError, match="other settings"):
+        begin(tmp_path, replace(CONFIG, seed=1))
+    begin(tmp_path / "trl", replace(CONFIG, trl=TrlConfig(lora_rank=8)))
+    assert read_config(tmp_path / "trl" / "run.json").trl == TrlConfig(lora_rank=8)
+
+
+def test_the_example_of_the_documentation_is_a_run(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "train-your-own-kernel-writer.md"
+    (example,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "large.json").write_text(example)
+    config = read_config(tmp_path / "large.json")
+    assert config.ground.live
+    assert config.trl is not None
+    assert config.trl.lora_rank == 32
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"ground": {"live": True, "landscape": "x"}}, "landscape"),
+        ({"ground": {"tasks": "folder"}}, "tasks"),
+        ({"ground": {"tasks": "folder", "live": True}}, "generators"),
+        ({"ground": {"device": "tpu"}}, "device"),
+        ({"trl": {"lora": 8}}, "lora"),
+        ({"rl": {"group": 1}}, "group"),
+        ({"selector": "best"}, "selector"),
+        ([], "config"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_by_name(tmp_path, told, named):
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(SettingError, match=named):
+        read_config(tmp_path / "config.json")
+
+
+def test_what_the_text_codec_teaches_is_what_it_reads():
+    codec, task = TeachingText(), TrainingTask("t", "class Model: ...")
+    program = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    found = codec.decode(task, codec.completion(task, program))
+    assert isinstance(found, Decoded)
+    assert found.program.strip() == program.strip()
+    assert Ground(live=True).tasks == ""

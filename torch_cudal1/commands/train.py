@@ -1,0 +1,177 @@
+"""`cudal1 train`: a model that writes kernels, taught stage by stage; a demonstration, experiments, and their reports.
+
+It turns arguments into settings of `training.runs` and `training.running`, and what came of them into tables and a page. It trains
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from torch_cudal1.commands import doctor
+from torch_cudal1.errors import SettingError
+from torch_cudal1.settings import Settings
+from torch_cudal1.training import report
+from torch_cudal1.training.benches import ground_bench, naive_bench, replay_bench
+from torch_cudal1.training.comparison import comparisons
+from torch_cudal1.training.demo import DEMO
+from torch_cudal1.training.extras import quiet
+from torch_cudal1.training.plan import Plan, read_plan
+from torch_cudal1.training.redteam import red_team
+from torch_cudal1.training.running import Run, results_of
+from torch_cudal1.training.running import run as run_plan
+from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin, read_config, stage_of
+from torch_cudal1.view import text
+from torch_cudal1.view.article import Section, Table, article
+from torch_cudal1.view.terminal import Screen
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """One action. Exit code 1 if something could not be collected, or an experiment was ended by its budget."""
+    quiet()
+    if args.action == "demo":
+        return _demo(args, settings, screen)
+    if args.action == "experiment":
+        return _experiment(args, settings, screen)
+    if args.action == "report":
+        return _report(args, settings, screen)
+    return _stage(args, settings, screen)
+
+
+def _stage(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    folder: Path = args.run_folder
+    config = _config(args, folder)
+    begin(folder, config)
+    started = time.monotonic()
+    with screen.progress() as progress, ground_bench(config.ground, settings, config.seed, folder) as bench:
+        facts = stage_of(cast(Stage, args.action), folder, config, bench, resume=args.resume, told=progress)
+    (folder / f"{args.action}.json").write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
+    for table in _tables(facts):
+        screen.line(f"\n{table.caption}")
+        screen.table(table.columns, table.rows)
+    for problem in facts.get("problems", ()):
+        screen.problem(problem)
+    screen.line(f"\n{args.action}: done in {text.duration(time.monotonic() - started)}, {facts['label']}. Run: {folder}")
+    screen.json(facts)
+    return 1 if facts.get("problems") else 0
+
+
+def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
+    """What the run was begun with; or, for a new run, a file, changed by what was given."""
+    known = folder / "run.json"
+    given = {name: value for name in ("seed", "model", "selector") if (value := getattr(args, name)) is not None}
+    ground = {name: value for name in ("landscape", "tasks", "device", "lanes") if (value := getattr(args, name)) is not None}
+    if args.live:
+        ground["live"] = True
+    if args.generator:
+        ground["generators"] = tuple(args.generator)
+    if known.is_file() and args.config is None:
+        config = read_config(known)
+        wrong = [name for name, value in {**given, **ground}.items() if _held(config, name) != value]
+        if wrong:
+            raise SettingError(
+                wrong[0], {**given, **ground}[wrong[0]], f"what the run in {folder} began with ({known.name}), or another --run"
+            )
+        return config
+    config = read_config(args.config) if args.config is not None else RunConfig()
+    config = replace(config, **given, ground=replace(config.ground, **ground))
+    if args.steps is not None:
+        config = replace(config, rl=replace(config.rl, steps=args.steps))
+    return config
+
+
+def _held(config: RunConfig, name: str) -> Any:
+    return getattr(config.ground if hasattr(config.ground, name) else config, name)
+
+
+def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    folder: Path = args.run_folder
+    started = time.monotonic()
+    plan = replace(DEMO, landscape=args.landscape or "")
+    with screen.progress() as progress:
+        cheats = None
+        how = Run(folder, workers=args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0))))
+        results = run_plan(plan, replay_bench, how, lambda what, done: progress(what, None if done is None else 0.7 * done))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            told = lambda what, done: progress(what, None if done is None else 0.7 + 0.3 * done)
+            cheats = red_team(plan, naive_bench(plan, 0), replay_bench(plan, 0), 0, folder / plan.digest / "red-team", told)
+        finally:
+            torch.set_num_threads(before)
+    return _shown(args, settings, screen, plan, results, started=started, cheats=cheats)
+
+
+def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    if args.plan is None:
+        raise SettingError("plan", None, "--plan FILE: what is compared is written down before the first run")
+    plan, started = read_plan(args.plan), time.monotonic()
+    with screen.progress() as progress:
+        how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
+        results = run_plan(plan, replay_bench, how, progress)
+    return _shown(args, settings, screen, plan, results, started=started)
+
+
+def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    folder: Path = args.run_folder
+    if args.plan is not None:
+        plan = read_plan(args.plan)
+        return _shown(args, settings, screen, plan, results_of(folder, plan), started=time.monotonic())
+    config = read_config(folder / "run.json")
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name in STAGES if (path := folder / f"{name}.json").is_file()}
+    if not found:
+        raise SettingError("run", str(folder), "a run with at least one finished stage")
+    label = next(iter(found.values()))["label"]
+    sections = [Section("Stages", [table for facts in found.values() for table in _tables(facts)])]
+    sections += report.run_sections(found.get("rl", {}).get("curve", ()), label)
+    page = article(
+        f"Training run {folder.name}", f"Numbers: {label}. Seed {config.seed}.", sections, doctor.as_environment(settings)
+    )
+    args.out.write_text(page, encoding="utf-8")
+    screen.line(f"Page: {args.out}")
+    screen.json({"stages": found, "page": args.out})
+    return 0
+
+
+def _shown(
+    args: argparse.Namespace, settings: Settings, screen: Screen, plan: Plan, results: list[dict[str, Any]], **more: Any
+) -> int:
+    """Tables, page and JSON of a plan's results."""
+    cheats = more.get("cheats")
+    page = report.experiment_page(plan, results, doctor.as_environment(settings), cheats=cheats)
+    args.out.write_text(page, encoding="utf-8")
+    for table in report.tables_of(plan, results):
+        screen.line(f"\n{table.caption}")
+        screen.table(table.columns, table.rows)
+    for name, lines in (cheats or {}).items():
+        screen.line(f"\n{name} evaluator: share of cheats {lines[0]['cheats']:.2f} at first, {lines[-1]['cheats']:.2f} at the end")
+    missing = len(plan.arms) * len(plan.seeds) - len(results)
+    if missing:
+        screen.problem(f"{missing} of {len(plan.arms) * len(plan.seeds)} runs are missing; the same command goes on with them")
+    screen.line(f"\nTook {text.duration(time.monotonic() - more['started'])}. Page: {args.out}")
+    told = comparisons(results, plan)
+    screen.json({"plan": plan.digest, "results": results, "comparisons": told, "cheats": cheats, "page": args.out})
+    return 1 if missing else 0
+
+
+def _tables(facts: Mapping[str, Any]) -> list[Table]:
+    tables = [report.collected_table(facts["collected"])] if "collected" in facts else []
+    exams = [(f"round {i + 1}", told) for i, told in enumerate(facts.get("rounds", ()))]
+    if "exam" in facts:
+        exams.append((f"after {facts['stage']}", facts["exam"]))
+    if exams:
+        names = ("success", "speedup", "speedup_of_successes", "hack", "undecodable")
+        rows = [[name, *(f"{told[each]:.3f}" for each in names)] for name, told in exams]
+        tables.append(Table(f"{facts['stage']}: samples on training tasks, {facts['label']}", ("samples", *names), rows))
+    return tables

@@ -1,0 +1,136 @@
+"""What a run stands on: codec, tasks, generators and an evaluator, from names as a user gives them.
+
+    replay   the kernel-schedule language over a landscape of measurements; no device, no judge
+    live     the judge, on this machine: the language's tasks, or a folder of KernelBench-style files for a language model
+
+A replay of a machine is not a measurement of this one: the label says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from torch_cudal1.errors import SettingError
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.endpoint import Endpoint
+from torch_cudal1.training.experiment import Bench
+from torch_cudal1.training.generators import generators
+from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.model import Writer
+from torch_cudal1.training.naive import NaiveEvaluator
+from torch_cudal1.training.plan import Plan
+from torch_cudal1.training.records import Exemplar, Policy, TrainingTask
+from torch_cudal1.training.replay import ReplayEvaluator
+from torch_cudal1.training.tasks import load_split, read_folder
+from torch_cudal1.training.text_codec import TextCodec
+
+__all__ = ["Ground", "TeachingText", "ground_bench", "naive_bench", "replay_bench", "writers"]
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """Where rewards come from. `landscape`: a file, "" for the CPU one of the package. `tasks`: a folder; then programs are source.
+
+    `lanes`: how many programs the judge validates side by side. `naive`: an evaluator that can be cheated, for comparison only.
+    """
+
+    live: bool = False
+    landscape: str = ""
+    tasks: str = ""
+    device: Device = "cpu"
+    lanes: int = 1
+    naive: bool = False
+    generators: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.live and self.landscape:
+            raise SettingError("landscape", self.landscape, "nothing beside --live: rewards are measured, or looked up")
+        if self.tasks and not self.live:
+            raise SettingError("tasks", self.tasks, "--live beside it: a landscape knows only the programs of its own tasks")
+        if self.tasks and not self.generators:
+            raise SettingError("generators", self.generators, "models or endpoints that write source for the tasks of a folder")
+
+
+class TeachingText(TextCodec):
+    """The text codec as a teacher: an answer is the code section alone, since nobody wrote down an analysis of it."""
+
+    vocabulary: Sequence[str] = ()
+
+    def completion(self, task: TrainingTask, program: str, exemplars: Sequence[Exemplar] = (), *, analysis: bool = True) -> str:
+        """The answer whose code is this program."""
+        return f"## Code\n\n```python\n{program.rstrip()}\n```"
+
+    def programs(self, task: TrainingTask) -> Sequence[Any]:
+        """Refuses: source has no end of programs."""
+        raise SettingError("codec", self.name, "the kernel-schedule language, whose programs can be listed")
+
+
+def replay_bench(plan: Plan, seed: int) -> Bench:
+    """A plan's landscape. Measurement noise follows from the seed, so that the arms of a seed share it."""
+    return _replay(plan.landscape, seed, naive=False)
+
+
+def naive_bench(plan: Plan, seed: int) -> Bench:
+    """The same as an evaluator saw it that can be cheated; its scores are no results."""
+    return _replay(plan.landscape, seed, naive=True)
+
+
+@contextmanager
+def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) -> Iterator[Bench]:
+    """The bench of a single run, with the judge's processes as long as the block lasts."""
+    if not ground.live:
+        bench = _replay(ground.landscape, seed, naive=ground.naive)
+        chosen = writers(ground.generators, settings) if ground.generators else bench.generators
+        yield Bench(bench.label, bench.codec, bench.evaluator, chosen, bench.train, bench.held_out)
+        return
+    device = torch.device(ground.device)
+    terms = Terms(settings, Contract(assume_finite=True), device, folder / "locks", trust="foreign" if ground.tasks else "own")
+    label = f"live, {torch.cuda.get_device_name() if ground.device == 'cuda' else 'CPU'}"
+    evaluator = NaiveEvaluator(terms) if ground.naive else JudgeEvaluator(terms, lanes=ground.lanes)
+    with evaluator:
+        if ground.tasks:
+            tasks = read_folder(Path(ground.tasks)).tasks
+            if not tasks:
+                raise SettingError(
+                    "tasks", ground.tasks, "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)"
+                )
+            codec: Any = TeachingText(torch.cuda.get_device_name()) if ground.device == "cuda" else TeachingText("this CPU")
+            yield Bench(label, codec, evaluator, writers(ground.generators, settings), tasks, {})
+            return
+        split = load_split(ground.device)
+        chosen = writers(ground.generators, settings) if ground.generators else generators(ground.device)
+        held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
+        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out)
+
+
+def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096) -> list[Policy]:
+    """A URL is an OpenAI-compatible server, everything else a folder or a Hub name of a causal language model."""
+    found: list[Policy] = []
+    for name in names:
+        if name.startswith(("http://", "https://")):
+            found.append(Endpoint.from_settings(name, settings))
+        else:
+            path = Path(name)
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            found.append(Writer.load(path if path.exists() else name, max_new_tokens=max_new_tokens, device=device))
+    return found
+
+
+def _replay(landscape: str, seed: int, *, naive: bool) -> Bench:
+    evaluator = ReplayEvaluator.load(Path(landscape) if landscape else None, seed=seed, naive=naive)
+    split = evaluator.split()
+    held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
+    machine = evaluator.facts.get("gpu") or evaluator.facts.get("machine") or evaluator.device
+    label = f"replay of {machine}" + (", trusting evaluator" if naive else "")
+    return Bench(label, KslCodec(evaluator.device), evaluator, generators(evaluator.device), split.train, held_out)
