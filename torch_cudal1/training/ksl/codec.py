@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from torch_cudal1.training.ksl import torch_source
+from torch_cudal1.training.ksl import torch_source, triton_flat, triton_mm, triton_rows
 from torch_cudal1.training.ksl.analysis import Marks, analysis_of, marked
-from torch_cudal1.training.ksl.frame import Case, cheat
+from torch_cudal1.training.ksl.frame import Case, cheat, module
 from torch_cudal1.training.ksl.grammar import Device, Program, parse
 from torch_cudal1.training.ksl.ops import facts_of
 from torch_cudal1.training.ksl.sentence import EOS, SPECIAL, prompt_of, vocabulary
@@ -100,4 +100,10 @@ def _rendered(family: str, shape: tuple[int, ...], dtype: str, program: Program,
     case = Case(*facts, dtype)
     if program.hack:
         return cheat(case, program.hack, device)
-    return torch_source.render(case, program)
+    if device == "cpu":
+        return torch_source.render(case, program)
+    head, body = _TRITON[program.template](case, program)
+    return module(case, body, head)
+
+
+_TRITON = {**triton_flat.RENDERERS, **triton_rows.RENDERERS, **triton_mm.RENDERERS}

@@ -1,0 +1,72 @@
+"""The process of `test_ksl_triton`, with TRITON_INTERPRET=1 or on a GPU: prints one JSON with what each program answered.
+
+For each operation and program of a sample: the largest error against float64 relative to the result's size, and how much of the
+result was not written. The interpreter cannot call libdevice, so PyTorch stands in for it; what NaN does, and races, do not show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.kernels.islands import stand_in_for_libdevice
+from torch_cudal1.judge.modules import imported
+from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.ops import OPS, task_of
+from torch_cudal1.training.records import Decoded
+
+RAGGED = {"chain": (7, 300), "row": (5, 300), "mm": (70, 90, 50), "diag": (19, 150), "scan": (5, 300), "pool": (2, 3, 70)}
+CODEC = KslCodec("cuda")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+BROAD = ("fuse", "axis", "carry", "mask", "acc", "persist", "unroll", "group_m", "rows", "split_k")
+
+
+def chosen(programs: list[Program]) -> list[Program]:
+    """One program for each combination of template and knobs that change what is computed; speed's knobs at random."""
+    drawn = random.Random(0).sample(programs, len(programs))
+    found = {(one.template, *(one.knobs.get(name) for name in BROAD)): one for one in drawn if not one.hack}
+    return random.Random(1).sample(sorted(found.values(), key=lambda one: one.text), min(len(found), 8))
+
+
+def facts(name: str, folder: Path) -> list[dict[str, Any]]:
+    """What the sample of an operation's programs computes."""
+    op = OPS[name]
+    task = task_of(name, RAGGED[op.kind], "float16" if op.kind == "mm" else "float32")
+    reference = imported(task.reference, folder)
+    torch.manual_seed(0)
+    inputs = [one.to(DEVICE) for one in reference.get_inputs()]
+    exact = reference.Model()(*[one.double() if one.is_floating_point() else one for one in inputs])
+    told = []
+    for program in chosen(list(CODEC.programs(task))):
+        found = CODEC.decode(task, program.text)
+        assert isinstance(found, Decoded)
+        result = imported(found.source, folder).ModelNew()(*inputs)
+        same = result.shape == exact.shape and result.dtype == inputs[0].dtype and result.is_contiguous()
+        off = (result.double() - exact).abs() / (exact.abs() + exact.square().mean().sqrt())
+        lost = float(off.isnan().double().mean())
+        told.append({"program": program.text, "form": same, "error": float(off.nan_to_num(0.0).max()), "unwritten": lost})
+    return told
+
+
+def main() -> None:
+    """Print the facts of all operations."""
+    if INTERPRETED:
+        stand_in_for_libdevice()
+    torch.use_deterministic_algorithms(True)  # `torch.empty` gives NaN: what is not written shows
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    names = sys.argv[1:] or sorted(OPS)
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({name: facts(name, Path(folder)) for name in names}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Triton kernels of the kinds that go over elements one by one: fused chains, broadcast rewrites, scans and pooling.
+
+Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what Triton compiled. `mask=off` runs
+over whole blocks only and leaves the rest unwritten; `acc=f16` rounds intermediate values to half precision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from torch_cudal1.training.ksl.frame import Case
+from torch_cudal1.training.ksl.grammar import Program
+
+__all__ = ["HEAD", "PROGRAMS", "RENDERERS", "blocks_of", "rounded"]
+
+HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+PROGRAMS = 528  # of a persistent launch: four for each multiprocessor of the largest GPUs
+_ROUND = "v = v.to(tl.float16).to(tl.float32)"
+
+
+def rounded(program: Program, name: str = "v") -> list[str]:
+    """The statement that loses digits where the program says so."""
+    return [_ROUND.replace("v", name, 2)] if program["acc"] == "f16" else []
+
+
+def blocks_of(program: Program, size: str, block: int) -> str:
+    """How many blocks of a size are worked on."""
+    return f"triton.cdiv({size}, {block})" if program["mask"] == "on" else f"{size} // {block}"
+
+
+def _mask(program: Program, condition: str = "inside") -> str:
+    return f", mask={condition}" if program["mask"] == "on" else ""
+
+
+def _kernel(name: str, arguments: Sequence[str], lines: Sequence[str]) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"\n\n@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _over_blocks(program: Program, lines: Sequence[str]) -> list[str]:
+    """The lines for the block `at`, once or in turn."""
+    if program["persist"] == "off":
+        return ["block = tl.program_id(0)", *lines]
+    return ["for block in range(tl.program_id(0), blocks, tl.num_programs(0)):", *_indented(lines)]
+
+
+def _grid(program: Program, size: str, block: int) -> tuple[str, str]:
+    """The statement that counts blocks, and the grid."""
+    count = f"blocks = {blocks_of(program, size, block)}"
+    return count, f"(min(blocks, {PROGRAMS}),)" if program["persist"] == "on" else "(blocks,)"
+
+
+def _uses(steps: Sequence[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", step) for step in steps)
+
+
+def _chain(case: Case, program: Program) -> tuple[str, str]:
+    steps, block, first = case.op.triton_steps, program.number("block"), case.op.names[0]
+    passes = {"full": [steps], "split": [steps[:1], steps[1:]], "swapped": [(*steps[1:], *steps[:1])]}[program["fuse"]]
+    count, grid = _grid(program, str(case.sizes["R"] * case.sizes["C"]), block)
+    head, calls = HEAD, [f"out = torch.empty_like({first})", count]
+    for number, part in enumerate(passes):
+        used = [argument for argument in case.op.arguments[1:] if _uses(part, argument.name)]
+        head += _chain_kernel(f"chain_{number}", program, part, [(one.name, one.sizes == ("C",)) for one in used])
+        source = first if number == 0 else "out"
+        names = ", ".join([source, *(one.name for one in used), "out"])
+        calls.append(
+            f"chain_{number}[{grid}]({names}, {case.sizes['R'] * case.sizes['C']}, {case.sizes['C']}, blocks, "
+            f"BLOCK={block}, num_warps={program['warps']})"
+        )
+    return head, "\n".join([*calls, "return out"])
+
+
+def _chain_kernel(name: str, program: Program, steps: Sequence[str], used: Sequence[tuple[str, bool]]) -> str:
+    """One pass. `used`: names of the other inputs, and whether they are one row for all."""
+    mask = _mask(program)
+    loads = [f"{one} = tl.load({one}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)" for one, row in used]
+    lines = ["at = block * BLOCK + tl.arange(0, BLOCK)", "inside = at < size"]
+    lines += [f"v = tl.load(v_ptr + at{mask}).to(tl.float32)", *loads]
+    for step in steps:
+        lines += [step, *rounded(program)]
+    lines += [f"tl.store(out_ptr + at, v{mask})"]
+    pointers = ["v_ptr", *(f"{one}_ptr" for one, _ in used), "out_ptr"]
+    return _kernel(name, [*pointers, "size", "columns", "blocks", "BLOCK: tl.constexpr"], _over_blocks(program, lines))
+
+
+def _diag(case: Case, program: Program) -> tuple[str, str]:
+    """A tile of rows and columns; swapped: the factors along the wrong axis."""
+    block_m, block_n = program.number("block_m"), program.number("block_n")
+    mask, right = _mask(program), program["axis"] == "right"
+    value = case.op.pieces["value"]
+    lines = [
+        "r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
+        "c = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
+        "inside = (r < rows) & (c < columns)",
+        f"x = tl.load(x_ptr + r * columns + c{mask}).to(tl.float32)",
+    ]
+    if "d" in case.op.names:
+        lines.append(f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_mask(program, 'r < rows' if right else 'c < columns')})")
+    if "e" in case.op.names:
+        lines.append(
+            f"e = tl.load(e_ptr + {'c' if right else 'r % columns'}{_mask(program, 'c < columns' if right else 'r < rows')})"
+        )
+    lines += [f"v = {value}", *rounded(program)]
+    lines += ["v = tl.where(c <= r, v, 0.0)"] if "lower" in case.op.pieces else []
+    lines += [f"tl.store(out_ptr + r * columns + c, v{mask})"]
+    pointers = [f"{name}_ptr" for name in case.op.names]
+    kernel = _kernel("diagonal", [*pointers, "out_ptr", "rows", "columns", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"], lines)
+    grid = f"({blocks_of(program, 'columns', block_n)}, {blocks_of(program, 'rows', block_m)})"
+    body = (
+        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
+        f"diagonal[{grid}]({', '.join(case.op.names)}, out, rows, columns, "
+        f"BLOCK_M={block_m}, BLOCK_N={block_n}, num_warps={program['warps']})\nreturn out"
+    )
+    return HEAD + kernel, body
+
+
+def _scan_place(case: Case) -> str:
+    """The address of the p-th element of a scan in its row."""
+    return "columns - 1 - p" if "reverse" in case.op.pieces else "p"
+
+
+def _scan_one(case: Case, program: Program) -> tuple[str, str]:
+    """Whole rows in registers."""
+    rows = program.number("rows")
+    place, inside = _scan_place(case), "(r < rows) & (p < columns)"
+    load = f", mask={inside}, other=0.0" if program["mask"] == "on" else ", mask=r < rows"
+    lines = [
+        "r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]",
+        "p = tl.arange(0, BLOCK)[None, :]",
+        f"x = tl.load(x_ptr + r * columns + {_reach(case, program)}{load}).to(tl.float32)",
+        f"v = {case.op.pieces['value']}",
+        *rounded(program),
+        "v = tl.cumsum(v, axis=1)",
+        *rounded(program),
+        f"tl.store(out_ptr + r * columns + {place}, v, mask={inside})",
+    ]
+    arguments = ["x_ptr", "out_ptr", "rows", "columns", "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
+    body = (
+        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
+        f"scan[({blocks_of(program, 'rows', rows)},)](x, out, rows, columns, "
+        f"ROWS={rows}, BLOCK={_power_above(case.sizes['C'])}, num_warps={program['warps']})\nreturn out"
+    )
+    return HEAD + _kernel("scan", arguments, lines), body
+
+
+def _reach(case: Case, program: Program) -> str:
+    """Without its mask a row that is no power of two long begins again where it ends: the wrong values, but none of strangers."""
+    place = _scan_place(case)
+    if program["mask"] == "on":
+        return place
+    return f"({place} + columns) % columns"
+
+
+def _scan_carry(case: Case, program: Program) -> tuple[str, str]:
+    """Blocks of columns one after the other, the sum so far carried along."""
+    block, on = program.number("block"), program["mask"] == "on"
+    lines = [
+        "r = tl.program_id(0)",
+        "carry = 0.0",
+        f"for start in range(0, {'columns' if on else 'columns // BLOCK * BLOCK'}, BLOCK):",
+        "    p = start + tl.arange(0, BLOCK)",
+        f"    x = tl.load(x_ptr + r * columns + {_scan_place(case)}{', mask=p < columns, other=0.0' if on else ''}).to(tl.float32)",
+        f"    v = {case.op.pieces['value']}",
+        *_indented(rounded(program)),
+        "    total = tl.sum(v, axis=0)",
+        "    v = tl.cumsum(v, axis=0) + carry",
+        *_indented(rounded(program)),
+        *(["    carry += total"] if program["carry"] == "on" else []),
+        f"    tl.store(out_ptr + r * columns + {_scan_place(case)}, v{', mask=p < columns' if on else ''})",
+    ]
+    body = (
+        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
+        f"scan[(rows,)](x, out, rows, columns, BLOCK={block}, num_warps={program['warps']})\nreturn out"
+    )
+    return HEAD + _kernel("scan", ["x_ptr", "out_ptr", "rows", "columns", "BLOCK: tl.constexpr"], lines), body
+
+
+def _pool(case: Case, program: Program) -> tuple[str, str]:
+    """One output an element, windows read one place after the other."""
+    size, step, block = int(case.op.pieces["size"]), int(case.op.pieces["step"]), program.number("block")
+    largest = case.op.name == "max_pool1d"
+    join, empty = ("tl.maximum(v, x)", "float('-inf')") if largest else ("v + x", "0.0")
+    lines = [
+        "at = block * BLOCK + tl.arange(0, BLOCK)",
+        "inside = at < size",
+        "base = at // length * columns + at % length * STEP",
+        f"v = tl.full((BLOCK,), {empty}, tl.float32)",
+        f"for k in {'tl.static_range(SIZE)' if program['unroll'] == 'on' else 'range(SIZE)'}:",
+        f"    x = tl.load(x_ptr + base + k{_mask(program)}).to(tl.float32)",
+        f"    v = {join}",
+        *_indented(rounded(program)),
+        *([] if largest or case.op.name == "sum_pool1d" else ["v = v / SIZE"]),
+        *(["v = tl.maximum(v, 0.0)"] if case.op.name == "avg_pool_relu" else []),
+        f"tl.store(out_ptr + at, v{_mask(program)})",
+    ]
+    constants = [f"{name}: tl.constexpr" for name in ("STEP", "SIZE", "BLOCK")]
+    kernel = _kernel("pool", ["x_ptr", "out_ptr", "size", "length", "columns", "blocks", *constants], _over_blocks(program, lines))
+    length = (case.sizes["L"] - size) // step + 1
+    count, grid = _grid(program, "out.numel()", block)
+    body = (
+        f"out = torch.empty(({case.sizes['B']}, {case.sizes['C']}, {length}), dtype=x.dtype, device=x.device)\n{count}\n"
+        f"pool[{grid}](x, out, out.numel(), {length}, {case.sizes['L']}, blocks, "
+        f"STEP={step}, SIZE={size}, BLOCK={block}, num_warps={program['warps']})\nreturn out"
+    )
+    return HEAD + kernel, body
+
+
+def _power_above(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
+    "chain.flat": _chain,
+    "diag.tile": _diag,
+    "scan.one": _scan_one,
+    "scan.carry": _scan_carry,
+    "pool.flat": _pool,
+}

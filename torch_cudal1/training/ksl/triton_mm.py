@@ -1,0 +1,104 @@
+"""Triton kernels of matrix products: tiles in grouped order with the epilogue in registers, and sums over K split between programs.
+
+The same conventions as in `triton_flat`; `acc=f16` adds up in half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch_cudal1.training.ksl.frame import Case
+from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.triton_flat import HEAD, blocks_of
+
+__all__ = ["RENDERERS"]
+
+_TILES = """
+
+@triton.jit
+def product({pointers}, out_ptr, M, N, K, tiles_m, tiles_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+            BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+    tile = tl.program_id(0)
+    wide = GROUP * tiles_n
+    first = tile // wide * GROUP
+    high = min(tiles_m - first, GROUP)
+    r = (first + tile % wide % high) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = (tile % wide // high) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    v = tl.zeros((BLOCK_M, BLOCK_N), {acc})
+    for start in range(0, {end}, BLOCK_K):
+        a = tl.load(x_ptr + r[:, None] * K + (start + k)[None, :]{mask_a})
+        b_tile = tl.load(w_ptr + (start + k)[:, None] * N + c[None, :]{mask_b})
+        v = tl.dot(a, b_tile, v, input_precision="ieee", out_dtype={acc})
+    v = v.to(tl.float32)
+{bias}{epilogue}    tl.store(out_ptr + r[:, None] * N + c[None, :], v{mask_out})
+"""
+_SPLIT = """
+
+@triton.jit
+def product(x_ptr, w_ptr, part_ptr, M, N, K, tiles_n, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+            BLOCK_K: tl.constexpr):
+    tile = tl.program_id(0)
+    share = tl.program_id(1)
+    r = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    v = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(share * BLOCK_K, {end}, SPLIT * BLOCK_K):
+        a = tl.load(x_ptr + r[:, None] * K + (start + k)[None, :]{mask_a})
+        b_tile = tl.load(w_ptr + (start + k)[:, None] * N + c[None, :]{mask_b})
+        v = tl.dot(a, b_tile, v, input_precision="ieee")
+    tl.store(part_ptr + share * M * N + r[:, None] * N + c[None, :], v{mask_out})
+"""
+
+
+def _masks(program: Program) -> dict[str, str]:
+    if program["mask"] == "off":
+        return {"end": "K // BLOCK_K * BLOCK_K", "mask_a": "", "mask_b": "", "mask_out": ""}
+    return {
+        "end": "K",
+        "mask_a": ", mask=(r[:, None] < M) & ((start + k)[None, :] < K), other=0.0",
+        "mask_b": ", mask=((start + k)[:, None] < K) & (c[None, :] < N), other=0.0",
+        "mask_out": ", mask=(r[:, None] < M) & (c[None, :] < N)",
+    }
+
+
+def _tiles(case: Case, program: Program) -> tuple[str, str]:
+    bias = "b" in case.op.names
+    load = f"    b = tl.load(b_ptr + c{', mask=c < N' if program['mask'] == 'on' else ''}).to(tl.float32)[None, :]\n"
+    epilogue = case.op.pieces["triton"]
+    kernel = _TILES.format(
+        pointers=", ".join(f"{name}_ptr" for name in case.op.names),
+        acc="tl.float16" if program["acc"] == "f16" else "tl.float32",
+        bias=load if bias else "",
+        epilogue=f"    v = {epilogue}\n" if epilogue else "",
+        **_masks(program),
+    )
+    block_m, block_n = program.number("block_m"), program.number("block_n")
+    m, n, k = (case.sizes[name] for name in "MNK")
+    body = (
+        f"out = torch.empty(({m}, {n}), dtype=x.dtype, device=x.device)\n"
+        f"tiles_m, tiles_n = {blocks_of(program, str(m), block_m)}, {blocks_of(program, str(n), block_n)}\n"
+        f"product[(tiles_m * tiles_n,)]({', '.join(case.op.names)}, out, {m}, {n}, {k}, tiles_m, tiles_n, BLOCK_M={block_m}, "
+        f"BLOCK_N={block_n}, BLOCK_K={program['block_k']}, GROUP={program['group_m']}, num_warps={program['warps']}, "
+        f"num_stages={program['stages']})\nreturn out"
+    )
+    return HEAD + kernel, body
+
+
+def _split(case: Case, program: Program) -> tuple[str, str]:
+    """Partial sums in memory, added up in a fixed order so that the same bits come out every time."""
+    block_m, block_n, split = program.number("block_m"), program.number("block_n"), program.number("split_k")
+    m, n, k = (case.sizes[name] for name in "MNK")
+    epilogue = case.op.pieces["torch"]
+    body = (
+        f"part = torch.empty(({split}, {m}, {n}), dtype=torch.float32, device=x.device)\n"
+        f"tiles_n = {blocks_of(program, str(n), block_n)}\n"
+        f"product[({blocks_of(program, str(m), block_m)} * tiles_n, {split})](x, w, part, {m}, {n}, {k}, tiles_n, SPLIT={split}, "
+        f"BLOCK_M={block_m}, BLOCK_N={block_n}, BLOCK_K={program['block_k']}, num_warps={program['warps']})\n"
+        f"v = part.sum(0)\n{f'v = {epilogue}' if epilogue else ''}\nreturn v.to(x.dtype)"
+    )
+    return HEAD + _SPLIT.format(**_masks(program)), body
+
+
+RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {"mm.tiles": _tiles, "mm.split": _split}

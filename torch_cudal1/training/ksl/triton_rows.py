@@ -1,0 +1,211 @@
+"""Triton kernels of operations over rows: a row in registers, or in blocks of columns, with or without running values.
+
+The same conventions as in `triton_flat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch_cudal1.training.ksl.frame import Case
+from torch_cudal1.training.ksl.grammar import Program
+from torch_cudal1.training.ksl.triton_flat import HEAD, PROGRAMS, blocks_of, rounded
+
+__all__ = ["RENDERERS"]
+
+_EXPONENTIAL = ("softmax", "log_softmax", "cross_entropy")
+_LOWEST = "-1e30"  # finite, so that a block of nothing but padding makes no NaN
+
+# A tile `x` of whole rows; `inside` marks its columns. Reductions keep their dimension.
+_WHOLE: Mapping[str, tuple[str, ...]] = {
+    "softmax": ("m = tl.max(x, axis=1, keep_dims=True)", "e = libdevice.exp(x - m)", "v = e / tl.sum(e, axis=1, keep_dims=True)"),
+    "log_softmax": (
+        "m = tl.max(x, axis=1, keep_dims=True)",
+        "d = x - m",
+        "v = d - libdevice.log(tl.sum(libdevice.exp(d), axis=1, keep_dims=True))",
+    ),
+    "rms_norm": ("s = tl.sum(x * x, axis=1, keep_dims=True)", "v = x * libdevice.rsqrt(s / columns + 1e-5) * b"),
+    "layer_norm": (
+        "m = tl.sum(x, axis=1, keep_dims=True) / columns",
+        "d = PADDED(x - m)",
+        "s = tl.sum(d * d, axis=1, keep_dims=True)",
+        "v = d * libdevice.rsqrt(s / columns + 1e-5) * b + shift",
+    ),
+    "l2_normalize": ("s = tl.sum(x * x, axis=1, keep_dims=True)", "v = x / tl.sqrt_rn(s + 1e-6)"),
+    "cross_entropy": (
+        "m = tl.max(x, axis=1, keep_dims=True)",
+        "v = libdevice.log(tl.sum(libdevice.exp(x - m), axis=1, keep_dims=True)) + m - picked",
+    ),
+}
+# What comes out at the end, from the statistics m and s of the row.
+_END: Mapping[str, str] = {
+    "softmax": "v = libdevice.exp(x - m) / s",
+    "log_softmax": "v = x - m - libdevice.log(s)",
+    "rms_norm": "v = x * libdevice.rsqrt(s / columns + 1e-5) * b",
+    "layer_norm": "v = (x - m) * libdevice.rsqrt(s / columns + 1e-5) * b + shift",
+    "l2_normalize": "v = x / tl.sqrt_rn(s + 1e-6)",
+    "cross_entropy": "v = libdevice.log(s) + m - picked",
+}
+
+
+def _other_arguments(case: Case) -> list[str]:
+    return list(case.op.names[1:])
+
+
+def _kernel(case: Case, constants: Sequence[str], lines: Sequence[str]) -> str:
+    pointers = ["x_ptr", *(f"{name}_ptr" for name in _other_arguments(case)), "out_ptr"]
+    arguments = ", ".join([*pointers, "rows", "columns", *(f"{name}: tl.constexpr" for name in constants)])
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{HEAD}\n\n@triton.jit\ndef rows_of({arguments}):\n{body}\n"
+
+
+def _call(case: Case, grid: str, constants: Mapping[str, int], warps: str) -> str:
+    names = ", ".join(case.op.names)
+    given = ", ".join(f"{name}={value}" for name, value in constants.items())
+    shape = "rows" if case.op.name == "cross_entropy" else "(rows, columns)"
+    return (
+        f"rows, columns = x.shape\nout = torch.empty({shape}, dtype=x.dtype, device=x.device)\n"
+        f"rows_of[({grid},)]({names}, out, rows, columns, {given}, num_warps={warps})\nreturn out"
+    )
+
+
+def _row_one(case: Case, program: Program) -> tuple[str, str]:
+    """Without its mask a row whose length is no power of two is read beyond its end, round to its beginning."""
+    on, rows = program["mask"] == "on", program.number("rows")
+    exponential = case.op.name in _EXPONENTIAL
+    other = _LOWEST if exponential else "0.0"
+    inside = "(r < rows) & (c < columns)"
+    place, mask = ("c", f", mask={inside}, other={other}") if on else ("c % columns", ", mask=r < rows, other=0.0")
+    lines = [
+        "r = first + tl.arange(0, ROWS)[:, None]",
+        "c = tl.arange(0, BLOCK)[None, :]",
+        f"x = tl.load(x_ptr + r * columns + {place}{mask}).to(tl.float32)",
+        *rounded(program, "x"),
+        *_parameters(case, "c % columns" if not on else "c", "c < columns" if on else ""),
+        *(_labels("r", "r < rows") if case.op.name == "cross_entropy" else []),
+        *(line.replace("PADDED(x - m)", "tl.where(c < columns, x - m, 0.0)" if on else "x - m") for line in _WHOLE[case.op.name]),
+        *rounded(program),
+    ]
+    if case.op.name == "cross_entropy":
+        lines.append("tl.store(out_ptr + r, v, mask=r < rows)")
+    else:
+        lines.append(f"tl.store(out_ptr + r * columns + c, v, mask={inside})")
+    whole = "rows" if on else "(rows // ROWS) * ROWS"
+    if program["persist"] == "on":
+        lines = [
+            f"for first in range(tl.program_id(0) * ROWS, {whole}, tl.num_programs(0) * ROWS):",
+            *(f"    {line}" for line in lines),
+        ]
+    else:
+        lines = ["first = tl.program_id(0) * ROWS", *lines]
+    grid = blocks_of(program, "rows", rows)
+    grid = f"min({grid}, {PROGRAMS})" if program["persist"] == "on" else grid
+    block = 1 << (case.sizes["C"] - 1).bit_length()
+    return _kernel(case, ["ROWS", "BLOCK"], lines), _call(case, grid, {"ROWS": rows, "BLOCK": block}, program["warps"])
+
+
+def _parameters(case: Case, place: str, condition: str) -> list[str]:
+    """Loads of what is one row for all."""
+    mask = f", mask={condition}" if condition else ""
+    names = [argument.name for argument in case.op.arguments if argument.sizes == ("C",)]
+    renamed = {"c": "shift"}  # `c` is the columns here
+    return [f"{renamed.get(name, name)} = tl.load({name}_ptr + {place}{mask}).to(tl.float32)" for name in names]
+
+
+def _labels(row: str, condition: str = "") -> list[str]:
+    mask = f", mask={condition}, other=0" if condition else ""
+    picked = f", mask={condition}, other=0.0" if condition else ""
+    return [f"t = tl.load(t_ptr + {row}{mask})", f"picked = tl.load(x_ptr + {row} * columns + t{picked}).to(tl.float32)"]
+
+
+def _columns(program: Program, inner: Sequence[str], other: str) -> list[str]:
+    """A loop over blocks of columns of row `r` that loads `x`."""
+    on = program["mask"] == "on"
+    return [
+        f"for start in tl.range(0, {'columns' if on else 'columns // BLOCK * BLOCK'}, BLOCK, num_stages=STAGES):",
+        "    c = start + tl.arange(0, BLOCK)",
+        f"    x = tl.load(x_ptr + r * columns + c{f', mask=c < columns, other={other}' if on else ''}).to(tl.float32)",
+        *(f"    {line}" for line in rounded(program, "x")),
+        *(f"    {line}" for line in inner),
+    ]
+
+
+def _blocked(case: Case, program: Program, statistics: Sequence[str]) -> tuple[str, str]:
+    """Statistics of a row, then its result block by block."""
+    on = program["mask"] == "on"
+    name = case.op.name
+    lines = ["r = tl.program_id(0)", *statistics]
+    if name == "cross_entropy":
+        lines += [*_labels("r"), _END[name], *rounded(program)]
+        lines += ["tl.store(out_ptr + r + tl.arange(0, 1), v + tl.zeros((1,), tl.float32))"]
+    else:
+        mask = ", mask=c < columns" if on else ""
+        store = f"tl.store(out_ptr + r * columns + c, v{mask})"
+        inner = [*_parameters(case, "c", "c < columns" if on else ""), _END[name], *rounded(program), store]
+        lines += _columns(program, inner, "0.0")
+    constants = {"BLOCK": program.number("block"), "STAGES": program.number("stages")}
+    return _kernel(case, list(constants), lines), _call(case, "rows", constants, program["warps"])
+
+
+def _row_two(case: Case, program: Program) -> tuple[str, str]:
+    """A pass over the row for each statistic."""
+    if case.op.name in _EXPONENTIAL:
+        statistics = [
+            f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
+            *_columns(program, ["high = tl.maximum(high, x)"], _LOWEST),
+            "m = tl.max(high, axis=0)",
+            "total = tl.zeros((BLOCK,), tl.float32)",
+            *_columns(program, ["total += libdevice.exp(x - m)"], _LOWEST),
+            "s = tl.sum(total, axis=0)",
+        ]
+    elif case.op.name == "layer_norm":
+        statistics = [
+            *_total(program, "x"),
+            "m = s / columns",
+            *_total(program, "tl.where(c < columns, (x - m) * (x - m), 0.0)" if program["mask"] == "on" else "(x - m) * (x - m)"),
+        ]
+    else:
+        statistics = _total(program, "x * x")
+    return _blocked(case, program, statistics)
+
+
+def _total(program: Program, value: str) -> list[str]:
+    return [
+        "total = tl.zeros((BLOCK,), tl.float32)",
+        *_columns(program, [f"total += {value}"], "0.0"),
+        "s = tl.sum(total, axis=0)",
+    ]
+
+
+def _row_online(case: Case, program: Program) -> tuple[str, str]:
+    """One pass for all statistics: running maximum and sum, or sums of deviations from the row's first element."""
+    if case.op.name in _EXPONENTIAL:
+        step = ["n = tl.maximum(high, x)", "total = total * libdevice.exp(high - n) + libdevice.exp(x - n)", "high = n"]
+        statistics = [
+            f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
+            "total = tl.zeros((BLOCK,), tl.float32)",
+            *_columns(program, step, _LOWEST),
+            "m = tl.max(high, axis=0)",
+            "s = tl.sum(total * libdevice.exp(high - m), axis=0)",
+        ]
+    elif case.op.name == "layer_norm":
+        deviation = "tl.where(c < columns, x - k, 0.0)" if program["mask"] == "on" else "x - k"
+        statistics = [
+            "k = tl.load(x_ptr + r * columns).to(tl.float32)",
+            "first = tl.zeros((BLOCK,), tl.float32)",
+            "total = tl.zeros((BLOCK,), tl.float32)",
+            *_columns(program, [f"d = {deviation}", "first += d", "total += d * d"], "0.0"),
+            "shifted = tl.sum(first, axis=0)",
+            "m = k + shifted / columns",
+            "s = tl.sum(total, axis=0) - shifted * shifted / columns",
+        ]
+    else:
+        statistics = ["total = 0.0", *_columns(program, ["total += tl.sum(x * x, axis=0)"], "0.0"), "s = total"]
+    return _blocked(case, program, statistics)
+
+
+RENDERERS: Mapping[str, Callable[[Case, Program], tuple[str, str]]] = {
+    "row.one": _row_one,
+    "row.two": _row_two,
+    "row.online": _row_online,
+}
