@@ -1,0 +1,91 @@
+"""Six generators write programs from prompts alone: unlike each other, and wrong as often as they should be."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_cudal1.training.generators import GENERATORS, generator
+from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.records import Decoded, Exemplar, TrainingTask
+from torch_cudal1.training.tasks import load_split, tasks_for
+
+MANY = 60
+CODECS = {device: KslCodec(device) for device in ("cpu", "cuda")}  # type: ignore[arg-type]
+
+
+def written(name: str, task: TrainingTask, device: str, *, seed: int = 0, prompt: str = "") -> list[str]:
+    prompt = prompt or CODECS[device].prompt(task)
+    return generator(name).sample([prompt], count=MANY, temperature=1.0, seed=seed)[0]
+
+
+def tasks(device: str) -> tuple[TrainingTask, ...]:
+    seen: dict[str, TrainingTask] = {}
+    for task in load_split(device).train:  # type: ignore[arg-type]
+        seen.setdefault(task.family, task)
+    return tuple(seen.values())
+
+
+def share_decoded(name: str, device: str) -> float:
+    codec = CODECS[device]
+    found = [codec.decode(task, text) for task in tasks(device) for text in written(name, task, device)]
+    return sum(isinstance(one, Decoded) for one in found) / len(found)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_what_is_written_decodes_unless_the_writer_is_sloppy(name: str, device: str) -> None:
+    share = share_decoded(name, device)
+    if name == "sloppy":
+        assert 0.5 <= share <= 0.8, "30 to 50 in a hundred are no programs"
+    else:
+        assert share == 1.0
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_seed_writes_the_same_and_another_seed_something_else(name: str) -> None:
+    task = tasks("cpu")[0]
+    assert written(name, task, "cpu") == written(name, task, "cpu")
+    assert written(name, task, "cpu", seed=1) != written(name, task, "cpu")
+
+
+def test_no_generator_writes_a_cheat() -> None:
+    for name in GENERATORS:
+        for task in tasks("cuda"):
+            decoded = [CODECS["cuda"].decode(task, text) for text in written(name, task, "cuda")]
+            assert not [one for one in decoded if isinstance(one, Decoded) and "hack=" in one.program], name
+
+
+def test_the_generators_write_different_programs() -> None:
+    task = tasks("cuda")[0]
+    sets = {name: set(written(name, task, "cuda")) for name in GENERATORS}
+    for one in GENERATORS:
+        for other in GENERATORS:
+            assert one == other or len(sets[one] & sets[other]) < min(len(sets[one]), len(sets[other])), (one, other)
+
+
+def test_a_mutant_stays_near_the_best_exemplar() -> None:
+    task = next(task for task in tasks("cuda") if task.family == "softmax")
+    best = "tpl=row.two block=4096 warps=16 stages=3 mask=on acc=f32"
+    shown = [Exemplar("tpl=row.one rows=1 warps=4 persist=off mask=on acc=f32", 0.6), Exemplar(best, 2.0)]
+    for text in written("mutant", task, "cuda", prompt=CODECS["cuda"].prompt(task, shown)):
+        assert len(set(text.removeprefix("<code> ").split()) - set(best.split())) <= 2
+
+
+def test_rules_of_size_see_the_sizes() -> None:
+    codec = CODECS["cuda"]
+    wide, narrow = (
+        next(task for task in tasks_for("cuda") if task.family == "softmax" and task.shape[1] == size) for size in (4096, 512)
+    )
+    blocks = {}
+    for task in (wide, narrow):
+        texts = generator("compiler").sample([codec.prompt(task)], count=MANY, temperature=0.0, seed=0)[0]
+        blocks[task.shape] = {word for text in texts for word in text.split() if word.startswith("block=")}
+    assert blocks[wide.shape] == {"block=4096"}
+    assert blocks[narrow.shape] == {"block=512"}
+
+
+def test_other_text_than_a_prompt_and_other_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected a prompt"):
+        generator("uniform").sample(["write a kernel"], count=1, temperature=1.0, seed=0)
+    with pytest.raises(ValueError, match="tutorial"):
+        generator("genius")
