@@ -33,7 +33,7 @@ from benchmarks.kernelbench.processes import die_with_parent
 
 __all__ = ["Bench", "main"]
 
-_COMPILING, _MEASURING = 2.0, 5.0  # times the footprint of a call: what compiling takes, and all columns side by side
+_COMPILING, _MEASURING = 2.0, 4.0  # times the footprint of a call: what compiling takes, and all columns side by side
 _RING, _RING_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
 

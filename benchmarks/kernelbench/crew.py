@@ -30,6 +30,7 @@ __all__ = ["Crew", "Plan", "Result"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _TICK_S = 0.1
+_MOST_WAITING = 2  # processes for each worker, those that wait for memory included
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
 
 
@@ -127,13 +128,18 @@ class Crew:
         return deadline - time.monotonic() > self.plan.reserve_s
 
     def _start_some(self, deadline: float) -> None:
-        while self.pending and len(self.running) < self.plan.workers and self._may_start(deadline) and self.holder is None:
+        while self.pending and self._seats() > 0 and self._may_start(deadline) and self.holder is None:
             ordinary = next((index for index, one in enumerate(self.pending) if not one.alone), None)
             if ordinary is None and self.running:
                 return  # what needs the GPU to itself waits until everybody else has ended
             if any(one.alone for one in self.running):
                 return
             self.running.append(self._start(self.pending.pop(ordinary or 0)))
+
+    def _seats(self) -> int:
+        """How many more may start: tasks that wait for memory do no work, but must not pile up without end."""
+        working = sum(one.waits != "memory" for one in self.running)
+        return min(self.plan.workers - working, _MOST_WAITING * self.plan.workers - len(self.running))
 
     def _start(self, one: _Pending) -> _Running:
         task, folder = one.task, self.plan.work / "tasks"

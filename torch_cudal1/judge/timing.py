@@ -94,12 +94,12 @@ def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
     return ("hot",) if device.type != "cuda" or plan.hot_only else ("cold", "hot")
 
 
-def warm(run: Call, device: torch.device) -> Warm:
+def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
     """Call until caches, clocks and lazy set-up have settled; costs are of the fastest of the last calls."""
     started = time.perf_counter()
     costs: list[float] = []
     totals: list[float] = []
-    while len(costs) < _WARM_CALLS or (time.perf_counter() - started < _WARM_S and len(costs) < 1_000):
+    while len(costs) < _WARM_CALLS or (time.perf_counter() - started < settle_s and len(costs) < 1_000):
         begin = time.perf_counter()
         costs.append(_sample(run, 1, device))
         totals.append((time.perf_counter() - begin) * 1e6)
@@ -152,9 +152,11 @@ def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
-def interleave(runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0) -> dict[str, list[float]]:
+def interleave(
+    runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0, settle_s: float = _WARM_S
+) -> dict[str, list[float]]:
     """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 cold samples each."""
-    costs = {name: warm(run, device) for name, run in runs.items()}
+    costs = {name: warm(run, device, settle_s=settle_s) for name, run in runs.items()}
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))

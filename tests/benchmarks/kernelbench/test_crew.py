@@ -105,6 +105,14 @@ def test_two_tasks_that_do_not_fit_together_are_never_on_the_gpu_at_once(tmp_pat
     assert [text for _, text in notes(tmp_path)] == ["in", "out"] * 3
 
 
+def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path) -> None:
+    holds = "line.memory(90)\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
+    waits = "line.memory(90); " + GOOD
+    small = "line.memory(5); (folder / 'go').touch(); " + GOOD
+    found, left = run(tmp_path, holds, waits, small, workers=2, budget_s=30.0)
+    assert (sorted(found), left) == (["1/1", "1/2", "1/3"], 0)
+
+
 def test_a_task_of_unknown_or_enormous_size_gets_all_there_is(tmp_path: Path) -> None:
     found, left = run(tmp_path, "line.memory(None); " + GOOD, "line.memory(10 ** 15); " + GOOD)
     assert (len(found), left) == (2, 0)
