@@ -17,7 +17,7 @@ import torch
 from benchmarks import report as results
 from benchmarks.kernelbench import pages, rows
 from benchmarks.kernelbench.ablation import ARMS
-from benchmarks.kernelbench.crew import Crew, Plan, Result
+from benchmarks.kernelbench.crew import Broken, Crew, Plan, Result
 from benchmarks.kernelbench.job import LABELS, OURS, PROFILES, Job
 from benchmarks.kernelbench.statistics import BEST, geomean, ratios
 from benchmarks.kernelbench.tasks import LEVELS, Choice, TaskError, cut_down, read_tasks, release_candidates, selected
@@ -28,7 +28,9 @@ _GPU_SHARE, _HOST_SHARE = 0.78, 0.6  # a context of CUDA in every process takes 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every chosen task has its row, or the report is written; 3: the budget ended first, call again; 2: wrong usage."""
+    """0: every chosen task has its row, or the report is written; 3: the budget ended first, call again; 2: wrong usage; 1: nothing
+    runs here.
+    """
     args = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave processes behind
     try:
@@ -36,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TaskError, OSError) as error:
         print(f"benchmarks.kernelbench: {error}", file=sys.stderr)
         return 2
+    except Broken as error:
+        print(f"benchmarks.kernelbench: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -48,7 +53,8 @@ def _run(args: argparse.Namespace) -> int:
     done = rows.finished(args.out, job, tasks, without_failed=args.retry_failed)
     left = [task for task in tasks if (task.key, task.digest) not in done]
     environment = results.environment()
-    print(f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; {job.label}", flush=True)
+    where = f"{job.device} {environment['gpu']}".strip()
+    print(f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; on {where}; {job.label}", flush=True)
 
     def deliver(result: Result) -> None:
         rows.append(args.out, result.task, result.row, job, environment, of=len(known))

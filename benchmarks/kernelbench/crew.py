@@ -26,12 +26,17 @@ from benchmarks.kernelbench.line import receive, send
 from benchmarks.kernelbench.processes import end, freeze, thaw
 from benchmarks.kernelbench.tasks import Task
 
-__all__ = ["Crew", "Plan", "Result"]
+__all__ = ["Broken", "Crew", "Plan", "Result"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _TICK_S = 0.1
+_BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
+
+
+class Broken(RuntimeError):
+    """Nothing at all runs here: the machine or the checkout is at fault, and no row was kept."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,10 @@ class Crew:
     running: list[_Running] = field(default_factory=list)
     holder: _Running | None = None
     since: float = 0.0
+    unproven: list[Result] | None = field(default_factory=list)
 
     def run(self, tasks: Sequence[Task]) -> int:
-        """Do as many as the budget allows; how many are left for another call."""
+        """Do as many as the budget allows; how many are left for another call. Raises Broken when the first ones all fail whole."""
         self.pending = [_Pending(task) for task in tasks]
         deadline = time.monotonic() + self.plan.budget_s
         try:
@@ -120,6 +126,8 @@ class Crew:
             left = len(self.pending) + len(self.running)
             for one in list(self.running):
                 self._end(one)
+        for result in self.unproven or ():
+            self.deliver(result)
         return left
 
     # --- starting ---------------------------------------------------------------------------------------------------------------
@@ -277,7 +285,23 @@ class Crew:
                 row["columns"].setdefault(name, {"status": "failed", "reason": why})
         row["wall_s"] = round(time.monotonic() - one.began - one.idle_s, 3)
         row["alone"] = one.alone
-        self.deliver(Result(one.task, row))
+        self._deliver(Result(one.task, row))
+
+    def _deliver(self, result: Result) -> None:
+        """Hand a row over; the first ones are kept back until any column of any task has run."""
+        if self.unproven is None:
+            self.deliver(result)
+            return
+        self.unproven.append(result)
+        if any(column["status"] == "ok" for column in result.row["columns"].values()):
+            proven, self.unproven = self.unproven, None
+            for one in proven:
+                self.deliver(one)
+        elif len(self.unproven) >= _BROKEN:
+            reasons = {str(column["reason"]) for column in result.row["columns"].values()}
+            raise Broken(
+                f"the first {_BROKEN} tasks failed whole, nothing was kept; the last one: {'; '.join(sorted(reasons))[:600]}"
+            )
 
     def _end(self, one: _Running) -> None:
         end(one.process)

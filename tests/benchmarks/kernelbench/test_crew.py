@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernelbench.crew import Crew, Plan, Result
+from benchmarks.kernelbench.crew import Broken, Crew, Plan, Result
 from benchmarks.kernelbench.job import PROFILES, Job
 from benchmarks.kernelbench.tasks import Task
 
@@ -169,3 +169,11 @@ def test_what_does_not_fit_into_the_budget_is_left_for_the_next_call_and_no_proc
 def test_nothing_is_started_that_cannot_end_in_time(tmp_path: Path) -> None:
     found, left = run(tmp_path, GOOD, budget_s=5.0, reserve_s=10.0)
     assert (found, left) == ({}, 1)
+
+
+def test_where_nothing_runs_at_all_the_run_ends_early_and_keeps_no_row(tmp_path: Path) -> None:
+    broken = "line.stage('load'); print('libcuda is missing', flush=True); os._exit(1)"
+    found: list[Result] = []
+    with pytest.raises(Broken, match="first 6 tasks failed whole.*libcuda is missing"):
+        Crew(JOB, plan(tmp_path), {}, found.append).run([task(n, broken) for n in range(1, 20)])
+    assert found == []
