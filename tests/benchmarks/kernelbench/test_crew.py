@@ -174,6 +174,6 @@ def test_nothing_is_started_that_cannot_end_in_time(tmp_path: Path) -> None:
 def test_where_nothing_runs_at_all_the_run_ends_early_and_keeps_no_row(tmp_path: Path) -> None:
     broken = "line.stage('load'); print('libcuda is missing', flush=True); os._exit(1)"
     found: list[Result] = []
-    with pytest.raises(Broken, match="first 6 tasks failed whole.*libcuda is missing"):
+    with pytest.raises(Broken, match=r"first 6 tasks failed whole.*libcuda is missing"):
         Crew(JOB, plan(tmp_path), {}, found.append).run([task(n, broken) for n in range(1, 20)])
     assert found == []
