@@ -1,0 +1,191 @@
+"""A survey measures every program once, through the judge, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.ksl.grammar import HACKS
+from torch_cudal1.training.ksl.ops import task_of
+from torch_cudal1.training.landscape.__main__ import main
+from torch_cudal1.training.landscape.naive import NaiveEvaluator
+from torch_cudal1.training.landscape.packed import read
+from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
+
+CPU = torch.device("cpu")
+CODEC = KslCodec("cpu")
+TASK = task_of("avg_pool1d", (3, 7, 66))
+OTHER = task_of("diag_left", (19, 40))
+WRONG = (
+    "tpl=pool.shifts rows=4 fuse=full mask=off acc=f32",
+    "tpl=pool.shifts rows=64 fuse=inplace mask=on acc=f16",
+    "tpl=pool.unfold acc=f16",
+)
+RIGHT = "tpl=pool.shifts rows=4 fuse=inplace mask=on acc=f32"
+
+
+def program(task: TrainingTask, text: str) -> Decoded:
+    found = CODEC.decode(task, text)
+    assert not isinstance(found, Undecodable), found
+    return found
+
+
+class Counting:
+    """An evaluator that counts, and dies or has an unsteady machine when it is told to."""
+
+    def __init__(self, *, dies_after: int = 10**9, unsteady: int = 0) -> None:
+        self.asked: Counter[str] = Counter()
+        self._dies_after, self._unsteady = dies_after, unsteady
+
+    def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
+        found = []
+        for one in programs:
+            if sum(self.asked.values()) >= self._dies_after:
+                raise SandboxError("starting", "no process can be had")
+            self.asked[f"{task.id} {one.program}"] += 1
+            steady = self.asked[f"{task.id} {one.program}"] > self._unsteady
+            score = 1.0 if steady else None
+            found.append(
+                Measured(task.id, one.program, "ok" if steady else "unstable", score, buckets=(1.0,) * 7 if steady else ())
+            )
+        return found
+
+
+class Silent(NaiveEvaluator):
+    """Starts no process."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+
+    def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
+        return None
+
+
+def surveyed(folder: Path, judge: Counting) -> list[Progress]:
+    told: list[Progress] = []
+    Survey(folder, CODEC, judge, Silent(), batch=8).run([TASK, OTHER], budget_s=60, told=told.append)
+    return told
+
+
+def test_a_survey_that_was_stopped_goes_on_without_measuring_anything_twice(tmp_path: Path) -> None:
+    first, second = Counting(dies_after=20), Counting()
+    with pytest.raises(SandboxError):
+        surveyed(tmp_path, first)
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"key": "cut sho')  # the line that a kill cut off
+    told = surveyed(tmp_path, second)
+    rows = rows_on_record(tmp_path)
+    assert set(complete(CODEC, [TASK, OTHER], rows)) == {TASK.id, OTHER.id}
+    assert told[-1].rows == sum(map(len, rows.values())) == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
+    assert set(second.asked.values()) == {1}
+    assert sum(second.asked.values()) == told[-1].rows - 16, "two batches of eight were on the disk"
+
+
+def test_an_unsteady_measurement_is_asked_again_and_at_last_kept_as_it_is(tmp_path: Path) -> None:
+    for unsteady, outcome in ((2, "ok"), (3, "unstable")):
+        folder = tmp_path / outcome
+        folder.mkdir()
+        judge = Counting(unsteady=unsteady)
+        surveyed(folder, judge)
+        assert {row.outcome for row in rows_on_record(folder)[TASK.id]} == {outcome}
+        assert set(judge.asked.values()) == {3}
+
+
+def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
+    judge = Counting()
+    assert Survey(tmp_path, CODEC, judge, Silent()).run([TASK], budget_s=0, told=lambda progress: None) == 0
+    assert not judge.asked
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
+    terms = Terms(Settings(), Contract(assume_finite=True), CPU, tmp_path_factory.mktemp("locks"), rule="cudal1", trust="own")
+    with JudgeEvaluator(terms) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def naive() -> Iterator[NaiveEvaluator]:
+    with NaiveEvaluator(CPU) as made:
+        yield made
+
+
+def test_programs_that_are_meant_to_be_wrong_are_refused_by_the_judge(judge: JudgeEvaluator) -> None:
+    found = judge.measure(TASK, [program(TASK, text) for text in WRONG])
+    assert [one.outcome for one in found] == ["wrong"] * len(WRONG), found
+
+
+def test_a_right_program_is_refused_for_nothing_but_its_time(judge: JudgeEvaluator) -> None:
+    (found,) = judge.measure(TASK, [program(TASK, RIGHT)])
+    noise = ("unstable", "wall_slope", "jump", "timing")
+    assert found.outcome == "ok" or found.detail.startswith(noise), found
+
+
+def test_every_cheat_is_refused_by_the_judge(judge: JudgeEvaluator) -> None:
+    found = judge.measure(TASK, [program(TASK, f"tpl=pool.shifts hack={name}") for name in HACKS])
+    assert not [one for one in found if one.outcome == "ok"]
+    about_time = [one for one in found if one.outcome == "unstable"]
+    assert not about_time, "a cheat is refused for what it does"
+
+
+def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: NaiveEvaluator) -> None:
+    believed = {
+        name: naive.speedup(TASK, program(TASK, f"tpl=pool.shifts hack={name}")) for name in ("lazy", "half", "output_reuse")
+    }
+    assert all(speedup is not None for speedup in believed.values()), believed
+    assert naive.speedup(TASK, program(TASK, "tpl=pool.unfold acc=f16")) is not None, "it is within a hundredth"
+    (wrong,) = naive.measure(
+        TASK, [Decoded("x", TASK.reference.replace("Model", "ModelNew").replace("return torch", "return 2 * torch"))]
+    )
+    assert wrong.outcome == "wrong"
+    (broken,) = naive.measure(TASK, [Decoded("x", "raise ValueError('no module')")])
+    assert broken.outcome == "wrong"
+
+
+def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: NaiveEvaluator) -> None:
+    dies = "import os\nos._exit(3)"
+    assert naive.speedup(TASK, Decoded("x", dies)) is None
+    assert naive.speedup(TASK, program(TASK, RIGHT)) is not None
+
+
+def test_the_command_measures_a_family_and_writes_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(JudgeEvaluator, "measure", Counting().measure)
+    monkeypatch.setattr(NaiveEvaluator, "speedup", lambda *_: None)
+    assert main(["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["whole"], told["tasks"]) == (3, 3)
+    assert told["rows"] == told["fresh"] == 3 * len(CODEC.programs(TASK))
+    landscape = read(tmp_path / "landscape.json.gz")
+    assert landscape.facts["label"] == "replay"
+    assert len(landscape.rows) == 3
+
+
+def test_the_command_says_what_is_wrong_with_the_machine_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> list[Measured]:
+        raise SandboxError("starting", "no namespaces here")
+
+    monkeypatch.setattr(JudgeEvaluator, "measure", refuse)
+    assert main(["--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "no namespaces here" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_command_needs_the_device_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cuda", "--out", str(tmp_path)]) == 1
+    assert "no CUDA device" in capsys.readouterr().err
