@@ -18,7 +18,7 @@ from torch_cudal1.training.ksl.grammar import HACKS
 from torch_cudal1.training.ksl.ops import task_of
 from torch_cudal1.training.landscape.__main__ import main
 from torch_cudal1.training.landscape.naive import NaiveEvaluator
-from torch_cudal1.training.landscape.packed import read
+from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
@@ -107,6 +107,16 @@ def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
     judge = Counting()
     assert Survey(tmp_path, CODEC, judge, Silent()).run([TASK], budget_s=0, told=lambda progress: None) == 0
     assert not judge.asked
+
+
+def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(tmp_path: Path) -> None:
+    class Broken(Counting):
+        def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
+            return [Measured(task.id, one.program, "run", detail="run: no compiler") for one in programs]
+
+    with pytest.raises(LandscapeError, match="no compiler"):
+        surveyed(tmp_path, Broken())
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
 @pytest.fixture(scope="module")

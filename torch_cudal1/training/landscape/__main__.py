@@ -1,6 +1,6 @@
 """Measures the closed set of tasks and writes the landscape.
 
-    python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 10] [--only FAMILY ...]
+    python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
 Run it again with the same DIR to go on: `DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks
 that are whole. It stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch_cudal1.training.landscape.packed import Landscape, write
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import load_split
 from torch_cudal1.version import __version__
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     torch.set_num_threads(args.threads)
     codec, split = KslCodec(args.device), load_split(args.device)
-    tasks = [task for task in split.train + split.held_out if not args.only or task.family in args.only]
+    tasks = _in_turn([task for task in split.train + split.held_out if not args.only or task.family in args.only])
     args.out.mkdir(parents=True, exist_ok=True)
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
     began = time.monotonic()
@@ -91,6 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(told | {"tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}))
     return 0
+
+
+def _in_turn(tasks: Sequence[TrainingTask]) -> list[TrainingTask]:
+    """One task of every family, then the next of every family: whatever is whole when the time is up has some of all."""
+    families: dict[str, list[TrainingTask]] = {}
+    for task in tasks:
+        families.setdefault(task.family, []).append(task)
+    return [task for turn in zip_longest(*families.values()) for task in turn if task is not None]
 
 
 def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Row:
     """A program of a task, measured once. `detail`: the failed check and its words. `source`: the source's sha256, first digits.
 
     `naive`: the speed-up that a trusting evaluator would report of a program that the judge refuses, None where even that saw a
-    wrong result. Of a program that the judge finds right it is not asked.
+    wrong result. It is not asked of a program that the judge finds right, or that did not run.
     """
 
     task: str

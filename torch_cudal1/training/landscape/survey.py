@@ -15,6 +15,7 @@ from pathlib import Path
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.naive import NaiveEvaluator
+from torch_cudal1.training.landscape.packed import LandscapeError
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.records import Decoded, Evaluator, Measured, TrainingTask, Undecodable
 
@@ -51,9 +52,12 @@ class Survey:
         for task, programs in self._batches(tasks, journal):
             if time.monotonic() - started >= budget_s:
                 break
-            for row in self._rows(task, programs):
+            rows = list(self._rows(task, programs))
+            if not fresh:
+                _refuse_a_dead_start(rows)
+            for row in rows:
                 journal.add(_key(row.task, row.program), row.to_json())
-                fresh += 1
+            fresh += len(rows)
             told(Progress(len(journal.keys()), fresh, time.monotonic() - started, task.id))
         return fresh
 
@@ -72,7 +76,17 @@ class Survey:
             found |= {one.program: one for one in self.judge.measure(task, shaky)}
         for program in programs:
             row = _row(program, found[program.program])
-            yield row if row.outcome == "ok" else replace(row, naive=self.naive.speedup(task, program))
+            asked = row.outcome in ("wrong", "hack", "unstable")
+            yield replace(row, naive=self.naive.speedup(task, program)) if asked else row
+
+
+def _refuse_a_dead_start(rows: Sequence[Row]) -> None:
+    """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError; nothing is written."""
+    if rows and all(row.outcome in ("compile", "run") for row in rows):
+        told = f"{rows[0].program}: {rows[0].detail}"
+        raise LandscapeError(
+            f"none of the first {len(rows)} programs of {rows[0].task} ran, so none was kept; the first one, {told}"
+        )
 
 
 def _row(program: Decoded, found: Measured) -> Row:
