@@ -30,18 +30,84 @@ typedef long long i64;
 #define SPECIAL 0x20000
 #define EXPONENT_BIAS 1024
 
+// ---------------------------------------------------------------- the machine: what tests without a GPU put something else for
+
+#ifndef EMULATED
+__device__ __forceinline__ u16 to_piece(float x) {
+  u16 piece;
+#if HALF
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(piece) : "f"(x));
+#else
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(piece) : "f"(x));
+#endif
+  return piece;
+}
+__device__ __forceinline__ float from_piece(u16 piece) {
+#if HALF
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(piece));
+  return x;
+#else
+  return __uint_as_float((u32)piece << 16);
+#endif
+}
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void init(u32 barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void expect(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+__device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }  // all consumers
+__device__ __forceinline__ bool any_consumer(bool mine) {
+  int found;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.pred q, 1, 256, p;\nselp.s32 %0, 1, 0, q;\n}"
+      : "=r"(found)
+      : "r"((int)mine)
+      : "memory");
+  return found != 0;
+}
+
+__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+extern __shared__ char memory[];
+
+// WGMMA(d, a, b, add): d[ACC] (+)= 64 x 16 of a times 16 x BN of b; written by the generator for BN
+WGMMA_DEFINITION
+#endif
+
 // ---------------------------------------------------------------- pack
 
 __device__ __forceinline__ float take(float x, u16& piece) {  // rounds x to a piece; what is left of x
-  float back;
-#if HALF
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(piece) : "f"(x));
-  asm("cvt.f32.f16 %0, %1;" : "=f"(back) : "h"(piece));
-#else
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(piece) : "f"(x));
-  back = __uint_as_float((u32)piece << 16);
-#endif
-  return x - back;
+  piece = to_piece(x);
+  return x - from_piece(piece);
 }
 
 struct Row {  // what is known of a row: largest magnitude, and whether it has what no piece can hold
@@ -184,52 +250,9 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // ---------------------------------------------------------------- multiply
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void init(u32 barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void expect(u32 barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-  u32 done;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
-}
-__device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }  // all consumers
-__device__ __forceinline__ bool any_consumer(bool mine) {
-  int found;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.pred q, 1, 256, p;\nselp.s32 %0, 1, 0, q;\n}"
-      : "=r"(found)
-      : "r"((int)mine)
-      : "memory");
-  return found != 0;
-}
-
 __device__ __forceinline__ u64 descriptor(u32 address) {  // K-major, 128-byte swizzle, 1024 bytes from one group of 8 rows to the next
   return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
-__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_wgmma() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-// WGMMA(d, a, b, add): d[ACC] (+)= 64 x 16 of a times 16 x BN of b; written by the generator for BN
-WGMMA_DEFINITION
 
 // Which planes the products multiply, small ones first (functions, since a table would be module memory)
 __device__ constexpr int left_plane(int p) { return PRODUCTS == 6 ? (0x001102 >> 4 * p) & 15 : PRODUCTS == 3 ? p == 0 : 0; }
@@ -417,7 +440,6 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* c, const T
 extern "C" __global__ void __launch_bounds__(384, 1)
     MULTIPLY(const float* a, const float* b, const u16* a_planes, const u16* b_planes, const int2* a_info, const int2* b_info,
              float* c TAIL_PARAMETERS) {
-  extern __shared__ char memory[];
   const u32 ring = (shared_address(memory) + 1023) & ~1023u;  // the swizzle is of address bits
   const u32 full = ring + STAGES * STAGE, empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
@@ -425,16 +447,15 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       init(full + 8 * stage, 1);
       init(empty + 8 * stage, CONSUMERS / 32);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    publish_barriers();
   }
   __syncthreads();
   const Tile tile = tile_of(blockIdx.x);
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    fewer_registers();
     if (threadIdx.x == 0) produce(a_planes, b_planes, tile, ring, full, empty);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    more_registers();
     const int at = threadIdx.x - 128, quad = at % 4;
     const int first = at / 128 * 64 + at % 128 / 32 * 16 + at % 32 / 4;
     float sum[ACC];

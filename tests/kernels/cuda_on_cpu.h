@@ -1,0 +1,167 @@
+// What packed_gemm.cu asks of the machine, on a CPU with one thread for each GPU thread: to see its addresses, layouts, synchronisation and
+// guards without a GPU. The layouts of wgmma operands and accumulators are written down here a second time, from the PTX ISA. It does not
+// tell speed, the tensor cores' rounding, or anything of memory ordering.
+#include <barrier>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+#define min(a, b) ((a) < (b) ? (a) : (b))
+
+struct int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T, class F> T bits(F x) { T y; std::memcpy(&y, &x, sizeof y); return y; }
+inline float __uint_as_float(unsigned x) { return bits<float>(x); }
+inline float __int_as_float(int x) { return bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
+inline int __float_as_int(float x) { return bits<int>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+
+// ---- threads
+
+struct Index { int x; };
+static thread_local Index threadIdx;
+static Index blockIdx;
+struct Warp { std::barrier<> gate{32}; uint32_t seen[32]; };
+static Warp* warps;
+static std::barrier<>* block_gate;
+
+static uint32_t exchanged(uint32_t mine, int from) {
+  Warp& warp = warps[threadIdx.x / 32];
+  warp.seen[threadIdx.x % 32] = mine;
+  warp.gate.arrive_and_wait();
+  uint32_t theirs = warp.seen[from];
+  warp.gate.arrive_and_wait();
+  return theirs;
+}
+static unsigned __ballot_sync(unsigned, bool mine) {
+  Warp& warp = warps[threadIdx.x / 32];
+  warp.seen[threadIdx.x % 32] = mine;
+  warp.gate.arrive_and_wait();
+  unsigned all = 0;
+  for (int i = 0; i < 32; ++i) all |= warp.seen[i] << i;
+  warp.gate.arrive_and_wait();
+  return all;
+}
+static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
+static float __shfl_xor_sync(unsigned, float mine, int step) { return bits<float>(exchanged(bits<uint32_t>(mine), threadIdx.x % 32 ^ step)); }
+static void __syncthreads() { block_gate->arrive_and_wait(); }
+
+// ---- shared memory and its barriers
+
+alignas(1024) static char memory[232448];
+static const unsigned BASE = 4096 + 512;  // not a multiple of 1024, as dynamic shared memory may be
+struct Gate { int count, left, bytes; unsigned phase; };
+static std::map<unsigned, Gate> gates;
+static std::mutex lock;
+static std::condition_variable moved;
+
+static unsigned shared_address(const void* p) { return BASE + (unsigned)((const char*)p - memory); }
+static char* at(unsigned address) { return memory + (address - BASE); }
+static void turn(Gate& gate) {
+  if (gate.left == 0 && gate.bytes == 0) gate.left = gate.count, gate.phase ^= 1, moved.notify_all();
+}
+static void init(unsigned barrier, int count) { std::lock_guard held(lock); gates[barrier] = {count, count, 0, 0}; }
+static void expect(unsigned barrier, int bytes) { std::lock_guard held(lock); Gate& g = gates.at(barrier); g.bytes += bytes; --g.left; turn(g); }
+static void arrive(unsigned barrier) { std::lock_guard held(lock); Gate& g = gates.at(barrier); --g.left; turn(g); }
+static void wait(unsigned barrier, unsigned parity) {
+  std::unique_lock held(lock);
+  Gate& g = gates.at(barrier);
+  moved.wait(held, [&] { return g.phase != parity; });
+}
+static void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
+  std::lock_guard held(lock);
+  std::memcpy(at(to), from, bytes);
+  Gate& g = gates.at(barrier);
+  g.bytes -= bytes;
+  turn(g);
+}
+static std::barrier<>* consumers;
+static std::vector<char> said(384);
+static void meet() { consumers->arrive_and_wait(); }
+static bool any_consumer(bool mine) {
+  said[threadIdx.x] = mine;
+  meet();
+  bool any = false;
+  for (int i = 128; i < 384; ++i) any |= said[i] != 0;
+  meet();
+  return any;
+}
+static void fewer_registers() {}
+static void more_registers() {}
+static void publish_barriers() {}
+static std::barrier<>* groups[2];  // the 128 threads of a warpgroup issue wgmma together, and wait for it together
+static void fence_wgmma() { groups[threadIdx.x / 128 - 1]->arrive_and_wait(); }
+static void commit_wgmma() {}
+template <int LEFT> static void wait_wgmma() { fence_wgmma(); }
+
+// ---- 16-bit floating point
+
+#if HALF
+static uint16_t to_piece(float x) { return bits<uint16_t>((_Float16)x); }
+static float from_piece(uint16_t piece) { return (float)bits<_Float16>(piece); }
+#else
+static uint16_t to_piece(float x) {
+  uint32_t all = bits<uint32_t>(x);
+  return x != x ? 0x7FFF : (all + 0x7FFF + (all >> 16 & 1)) >> 16;
+}
+static float from_piece(uint16_t piece) { return bits<float>((uint32_t)piece << 16); }
+#endif
+
+// ---- wgmma: element (row, k) of a K-major operand with 128-byte swizzle; accumulator fragments of m64nNk16
+
+static float element(uint64_t descriptor, int row, int k) {
+  const unsigned group = (descriptor >> 32 & 0x3FFF) << 4;
+  if (descriptor >> 62 != 1) std::abort();
+  unsigned address = (unsigned)(descriptor & 0x3FFF) << 4;
+  address += row / 8 * group + row % 8 * 128 + 2 * k;
+  address ^= (address >> 7 & 7) << 4;
+  return from_piece(*(uint16_t*)at(address));
+}
+static void WGMMA(float (&d)[ACC], uint64_t a, uint64_t b, int add) {
+  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < ACC; ++i) {
+    const int r = row + (i / 2 % 2) * 8, c = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    float sum = add ? d[i] : 0.0f;
+    for (int k = 0; k < 16; ++k) sum += element(a, r, k) * element(b, c, k);
+    d[i] = sum;
+  }
+}
+
+template <class... T, size_t... I>
+void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }
+template <class... T>
+void launch(void (*kernel)(T...), int grid, int threads, void** arguments) {
+  for (int block = 0; block < grid; ++block) {
+    blockIdx.x = block;
+    gates.clear();
+    std::vector<Warp> own(threads / 32);
+    std::barrier<> gate(threads), most(256), one(128), other(128);
+    warps = own.data(), block_gate = &gate, consumers = &most, groups[0] = &one, groups[1] = &other;
+    std::vector<std::thread> running;
+    for (int i = 0; i < threads; ++i)
+      running.emplace_back([=] { threadIdx.x = i; call(kernel, arguments, std::index_sequence_for<T...>()); });
+    for (auto& thread : running) thread.join();
+  }
+}

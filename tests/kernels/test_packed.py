@@ -1,0 +1,86 @@
+"""Packed products' CUDA C++, run on the CPU thread by thread: layouts, edges, scales, and when a tile is computed again in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
+from tests.kernels.islands import island
+from torch_cudal1.kernels.gemm_schedules import Schedule
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
+SIX = Schedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
+ONE = Schedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
+
+
+def normal(*shape: int) -> Tensor:
+    """Standard normal, the same at every run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def hidden(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """A huge column of A that meets a zero row of B: fp16 pieces of the rest would hold nothing."""
+    a, b = normal(rows, columns), normal(columns, 40)
+    a[:, 5], b[5] = 2.0**40, 0.0
+    return a, b
+
+
+def far_apart() -> tuple[Tensor, Tensor]:
+    """Rows of very different size, some zero; the products are far from fp32's ends."""
+    a = normal(40, 70) * torch.logspace(-30, 20, 40)[:, None]
+    a[3] = 0
+    return a, F.relu(normal(70, 36))
+
+
+# name -> (schedule, function, inputs, rms error over eager's that is allowed)
+CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]] = {
+    "ragged, several tiles, bias and gelu": (
+        THREE,
+        lambda c, a, b: F.gelu(torch.addmm(c, a, b.t())),
+        (normal(70), normal(140, 130), normal(70, 130)),
+        1.5,
+    ),
+    "batch, transposed, more stages than depths": (
+        SIX,
+        lambda a, b: torch.bmm(a.transpose(1, 2), b),
+        (normal(2, 66, 50), normal(2, 66, 41)),
+        1.5,
+    ),
+    "rows far apart": (THREE, torch.mm, far_apart(), 1.5),
+    "hidden by a huge number": (THREE, torch.mm, hidden(30, 70), 1.01),
+    "tf32's accuracy": (ONE, lambda a, b: F.relu(a @ b), (normal(33, 192), normal(192, 34)), 5e3),
+}
+
+
+def row_errors(got: Tensor, exact: Tensor) -> float:
+    """Root mean square, row by row in units of the row's size."""
+    scale = exact.pow(2).mean(-1, keepdim=True).sqrt() + 1e-300
+    return ((got.double() - exact) / scale).pow(2).mean().sqrt().item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packed_products_match_float64(name: str, tmp_path: Path) -> None:
+    schedule, function, inputs, allowed = CASES[name]
+    (got,) = run_on_cpu(island(function, inputs), schedule.proposal(), inputs, tmp_path)
+    eager, exact = function(*inputs), function(*(t.double() for t in inputs))
+    assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
+    assert row_errors(got, exact) <= allowed * max(row_errors(eager, exact), 1e-7)
+
+
+def test_nan_and_infinity_go_where_fp32_sends_them(tmp_path: Path) -> None:
+    a, b = normal(36, 70), normal(70, 66)
+    a[3, 7], a[5, 1], a[7, 9], a[7, 11], b[2, 65] = float("nan"), float("inf"), float("-inf"), float("inf"), 3.4e38
+    (got,) = run_on_cpu(island(torch.mm, (a, b)), SIX.proposal(), (a, b), tmp_path)
+    plain = a @ b
+    assert torch.equal(got.isnan(), plain.isnan())
+    assert torch.equal(got.isinf(), plain.isinf())
+    finite = plain.isfinite()
+    torch.testing.assert_close(got[finite], plain[finite], rtol=1e-4, atol=1e-4)
