@@ -18,6 +18,7 @@ from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import Broken, Found, LocalCache
 from torch_cudal1.source.quarantine import Quarantined, lift, records
 from torch_cudal1.source.trust import Refused, Vouched
+from torch_cudal1.source.unused import remove, unused
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
@@ -102,13 +103,15 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Delete the entries named, the broken ones, or all, each with what held its candidates in quarantine.
 
-    With --quarantined only the latter: the entries may run again. Without --yes it says what would go. Exit code 1 if a file
-    stayed.
+    With --quarantined only the latter: the entries may run again. With --unused only old imports and commits of the Hub. Without
+    --yes it says what would go. Exit code 1 if a file stayed.
     """
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
     if args.quarantined:
         return _lift(cache, starts, args.yes, screen)
+    if args.unused:
+        return _purge_unused(args, settings, screen)
     everything = not starts and not args.broken
 
     def named(entry: Entry) -> bool:
@@ -162,6 +165,25 @@ def _lift(cache: LocalCache, starts: tuple[str, ...], sure: bool, screen: Screen
     screen.line(f"{text.counted(len(gone) if sure else len(found), 'quarantine')} {told}")
     screen.json({"would_lift": [] if sure else found, "lifted": found if sure else []})
     return 0
+
+
+def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Delete folders that nothing leads to any more; what was freed is told. Exit code 1 if one stayed."""
+    if args.key or args.broken:
+        raise SettingError("--unused", " ".join(args.key) or "--broken", "nothing beside it: it deletes whole folders, no entries")
+    found, failed = list(unused(settings.cache_dir, settings.hub)), {}
+    for one in found:
+        screen.line(f"{one.path}: {one.why} ({text.size(one.size_bytes)})")
+        if args.yes and (reason := remove(one)):
+            failed[one.path] = reason
+            screen.problem(f"{one.path} stays: {reason}")
+    gone = [one for one in found if one.path not in failed]
+    told = f"{text.counted(len(gone), 'folder')} with {text.size(sum(one.size_bytes for one in gone))}"
+    screen.line(f"{told} {'freed' if args.yes else 'would be freed; add --yes to do it'}")
+    paths = [one.path for one in gone]
+    freed = sum(one.size_bytes for one in gone) if args.yes else 0
+    screen.json({"would_delete": [] if args.yes else paths, "deleted": paths if args.yes else [], "freed_bytes": freed})
+    return 1 if failed else 0
 
 
 def _held(settings: Settings) -> tuple[Quarantined, ...]:

@@ -24,6 +24,7 @@ from torch_cudal1.source.entry_file import digest_of
 
 __all__ = [
     "INDEX_LIMIT_BYTES",
+    "PULL_LOCK",
     "ROOT_INDEX",
     "Kind",
     "Listed",
@@ -40,6 +41,7 @@ __all__ = [
 
 FORMAT = 1  # bump when an index of the old form can no longer be read
 ROOT_INDEX = "index.json"
+PULL_LOCK = "pull.lock"  # beside the commits on a disk; held while one has files and no pin yet
 INDEX_LIMIT_BYTES = 16 << 20
 FILE_LIMIT_BYTES = 1 << 30
 SPLIT_ROWS = 512  # about 100 kB of JSON

@@ -15,13 +15,14 @@ from typing import TypeAlias
 from torch_cudal1.records import Target
 from torch_cudal1.source.hub import Hub
 from torch_cudal1.source.hub_client import Unread
-from torch_cudal1.source.hub_layout import Kind, Listed
+from torch_cudal1.source.hub_layout import PULL_LOCK, Kind, Listed
 from torch_cudal1.source.hub_mirror import Mirror
-from torch_cudal1.source.store import NotStored
+from torch_cudal1.source.store import NotStored, hold
 
 __all__ = ["Pulled", "pull"]
 
 _AT_ONCE = 4
+_LOCK_S = 600.0
 Progress: TypeAlias = Callable[[str, float | None], None]
 
 
@@ -49,6 +50,11 @@ class _Wanted:
 
 def pull(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pulled | Unread:
     """Bring every file of these families' targets (None: of all) here, and pin the commit. Unread where nothing could be asked."""
+    with hold(hub.folder / PULL_LOCK, _LOCK_S):  # until the commit is pinned a purge would find that nothing leads to it
+        return _pulled(hub, families, progress)
+
+
+def _pulled(hub: Hub, families: Collection[str] | None, progress: Progress) -> Pulled | Unread:
     mirror = hub.refreshed()
     if isinstance(mirror, Unread):
         return mirror

@@ -26,7 +26,9 @@ from torch_cudal1.source.bundle import Bundle, Manifest, Member, open_bundle
 from torch_cudal1.source.inventory import held_in
 from torch_cudal1.source.store import NotStored, files_under, hold, read_file, write_file
 
-__all__ = ["Imported", "import_bundle", "imported_roots"]
+__all__ = ["IMPORT_LOCK", "Imported", "import_bundle", "imported_bundles", "imported_roots", "left_behind"]
+
+IMPORT_LOCK = "import.lock"
 
 _FOLDER, _INCOMING, _OLD = "imported", ".incoming-", ".old-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -48,10 +50,20 @@ class Imported:
     already: bool
 
 
+def imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
+    """The folders of imported bundles, the latest import first."""
+    return tuple(sorted(_folders(cache_dir / _FOLDER, _DIGEST), key=lambda one: (-one.stat().st_mtime_ns, one.name)))
+
+
 def imported_roots(cache_dir: Path) -> tuple[Path, ...]:
-    """The folders of imported bundles, for `LocalCache.read_only`: the latest import first, its layers in order."""
-    found = sorted(_folders(cache_dir / _FOLDER, _DIGEST), key=lambda one: (-one.stat().st_mtime_ns, one.name))
+    """What is in those folders, for `LocalCache.read_only`: the latest import first, its layers in order."""
+    found = imported_bundles(cache_dir)
     return tuple(layer for bundle in found for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name)))
+
+
+def left_behind(cache_dir: Path) -> tuple[Path, ...]:
+    """What killed imports left. One that is at work holds the lock `IMPORT_LOCK`."""
+    return tuple(_folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*")))
 
 
 def import_bundle(path: Path, cache_dir: Path, progress: Callable[[str, float | None], None] | None = None) -> Imported:
@@ -64,7 +76,7 @@ def import_bundle(path: Path, cache_dir: Path, progress: Callable[[str, float | 
         manifest, home = bundle.manifest, cache_dir / _FOLDER
         if not manifest.members:
             raise SupplyError(path, "count", "it holds no entry; export with keys that `cudal1 list` shows")
-        with hold(home / "import.lock", _LOCK_S) as lock:
+        with hold(home / IMPORT_LOCK, _LOCK_S) as lock:
             final = home / manifest.digest
             if lock.held:
                 _sweep(home, keep=_INCOMING + manifest.digest)
