@@ -17,9 +17,9 @@ from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
 from torch_cudal1.training.ksl.ops import task_of
 from torch_cudal1.training.landscape.__main__ import main
-from torch_cudal1.training.landscape.naive import NaiveEvaluator
 from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
+from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
@@ -63,7 +63,7 @@ class Counting:
         return found
 
 
-class Silent(NaiveEvaluator):
+class Silent(Trusting):
     """Starts no process."""
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
 
 
 @pytest.fixture(scope="module")
-def naive() -> Iterator[NaiveEvaluator]:
-    with NaiveEvaluator(CPU) as made:
+def naive() -> Iterator[Trusting]:
+    with Trusting(CPU) as made:
         yield made
 
 
@@ -150,21 +150,18 @@ def test_every_cheat_is_refused_by_the_judge(judge: JudgeEvaluator) -> None:
     assert not about_time, "a cheat is refused for what it does"
 
 
-def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: NaiveEvaluator) -> None:
+def test_a_trusting_evaluator_believes_cheats_that_the_judge_refuses(naive: Trusting) -> None:
     believed = {
         name: naive.speedup(TASK, program(TASK, f"tpl=pool.shifts hack={name}")) for name in ("lazy", "half", "output_reuse")
     }
     assert all(speedup is not None for speedup in believed.values()), believed
     assert naive.speedup(TASK, program(TASK, "tpl=pool.unfold acc=f16")) is not None, "it is within a hundredth"
-    (wrong,) = naive.measure(
-        TASK, [Decoded("x", TASK.reference.replace("Model", "ModelNew").replace("return torch", "return 2 * torch"))]
-    )
-    assert wrong.outcome == "wrong"
-    (broken,) = naive.measure(TASK, [Decoded("x", "raise ValueError('no module')")])
-    assert broken.outcome == "wrong"
+    doubled = TASK.reference.replace("Model", "ModelNew").replace("return torch", "return 2 * torch")
+    assert naive.speedup(TASK, Decoded("x", doubled)) is None
+    assert naive.speedup(TASK, Decoded("x", "raise ValueError('no module')")) is None
 
 
-def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: NaiveEvaluator) -> None:
+def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: Trusting) -> None:
     dies = "import os\nos._exit(3)"
     assert naive.speedup(TASK, Decoded("x", dies)) is None
     assert naive.speedup(TASK, program(TASK, RIGHT)) is not None
@@ -174,7 +171,7 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(JudgeEvaluator, "measure", Counting().measure)
-    monkeypatch.setattr(NaiveEvaluator, "speedup", lambda *_: None)
+    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
     assert main(["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["whole"], told["tasks"]) == (3, 3)

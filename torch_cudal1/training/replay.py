@@ -18,7 +18,6 @@ from typing import Any
 from torch_cudal1.judge.decide import conservative
 from torch_cudal1.judge.profiles import BUCKETS
 from torch_cudal1.training.ksl.grammar import Device
-from torch_cudal1.training.landscape.naive import believed
 from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
@@ -99,7 +98,7 @@ class ReplayEvaluator:
 
     def _measured(self, row: Row) -> Measured:
         if self.naive and row.outcome != "ok":
-            return believed(row.task, row.program, row.naive)
+            return _believed(row)
         if row.outcome != "ok" or self.seed is None or not row.buckets:
             return row.measured()
         self._asked[row.task, row.program] += 1
@@ -107,3 +106,10 @@ class ReplayEvaluator:
         buckets = tuple(draw.choices(row.buckets, k=BUCKETS))
         score = max(0.01, conservative(statistics.median(buckets)))
         return Measured(row.task, row.program, "ok", score, "", buckets)
+
+
+def _believed(row: Row) -> Measured:
+    """A refused program as a trusting evaluator saw it."""
+    if row.naive is None:
+        return Measured(row.task, row.program, "wrong", detail="naive: not close to the reference")
+    return Measured(row.task, row.program, "ok", max(0.01, conservative(row.naive)), "naive")

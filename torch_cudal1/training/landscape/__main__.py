@@ -27,9 +27,9 @@ from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.landscape.naive import NaiveEvaluator
 from torch_cudal1.training.landscape.packed import Landscape, write
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
+from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import TrainingTask
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
     began = time.monotonic()
     try:
-        with JudgeEvaluator(terms, lanes=args.lanes) as judge, NaiveEvaluator(device) as naive:
+        with JudgeEvaluator(terms, lanes=args.lanes) as judge, Trusting(device) as naive:
             survey = Survey(args.out, codec, judge, naive, batch=max(16, 8 * args.lanes))
             fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
             steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.landscape.naive import NaiveEvaluator
 from torch_cudal1.training.landscape.packed import LandscapeError
 from torch_cudal1.training.landscape.rows import Row
+from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.records import Decoded, Evaluator, Measured, TrainingTask, Undecodable
 
 __all__ = ["Progress", "Survey", "complete", "decoded", "rows_on_record"]
@@ -42,7 +42,7 @@ class Survey:
     folder: Path
     codec: KslCodec
     judge: Evaluator
-    naive: NaiveEvaluator
+    naive: Trusting
     batch: int = 32
 
     def run(self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]) -> int:

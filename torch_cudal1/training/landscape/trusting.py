@@ -1,44 +1,36 @@
-"""An evaluator that trusts: what a cheat is worth where nobody looks. For red-team runs and for the comparison beside the judge.
+"""What a trusting evaluator would believe of a program, in few runs of one warm process: a column of every landscape.
 
-It keeps programs in a sandbox all the same, and nothing but experiments may reward by it.
+The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of thousands of programs. Programs
+are kept in a sandbox all the same, and nothing but experiments may reward by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 
 import torch
 
-from torch_cudal1.judge.decide import conservative
 from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.records import Decoded, TrainingTask
 
-__all__ = ["NaiveEvaluator", "believed"]
+__all__ = ["Trusting"]
 
 _WORKER = "torch_cudal1.training.landscape.worker"
 _LOANS = 32  # programs that one process runs before it is replaced
 
 
-def believed(task: str, program: str, speedup: float | None) -> Measured:
-    """A naive speed-up as a measurement; None: not even roughly right."""
-    if speedup is None:
-        return Measured(task, program, "wrong", detail="naive: not close to the reference")
-    return Measured(task, program, "ok", max(0.01, conservative(speedup)), "naive")
-
-
-class NaiveEvaluator:
-    """`records.Evaluator`. Use it as a context manager."""
+class Trusting:
+    """Use it as a context manager."""
 
     def __init__(self, device: torch.device, settings: Settings | None = None) -> None:
         self._limits = limits_for(settings or Settings(), device)
         self._child: Child | None = None
         self._loans = 0
 
-    def __enter__(self) -> NaiveEvaluator:
+    def __enter__(self) -> Trusting:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -50,12 +42,8 @@ class NaiveEvaluator:
             self._child.close()
         self._child, self._loans = None, 0
 
-    def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """What it believes of each. Raises SandboxError where no process can be had."""
-        return [believed(task.id, program.program, self.speedup(task, program)) for program in programs]
-
     def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
-        """The speed-up that it sees, None for a program that fails or is not close."""
+        """The speed-up that it sees, None for a program that fails or is not close. Raises SandboxError without a process."""
         if self._child is None or not self._child.usable or self._loans >= _LOANS:
             self.close()
             self._child = Child(self._limits, Contract(), worker=_WORKER)
