@@ -21,7 +21,7 @@ from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.endpoint import Endpoint
 from torch_cudal1.training.experiment import Bench
-from torch_cudal1.training.generators import generators
+from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
@@ -109,7 +109,7 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
             yield Bench(label, codec, evaluator, writers(ground.generators, settings), tasks, {})
             return
         split = load_split(ground.device)
-        chosen = writers(ground.generators, settings) if ground.generators else generators(ground.device)
+        chosen = writers(ground.generators, settings) if ground.generators else tuple(GENERATORS.values())
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
         yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out)
 
@@ -133,4 +133,4 @@ def _replay(landscape: str, seed: int, *, naive: bool) -> Bench:
     held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
     machine = evaluator.facts.get("gpu") or evaluator.facts.get("machine") or evaluator.device
     label = f"replay of {machine}" + (", trusting evaluator" if naive else "")
-    return Bench(label, KslCodec(evaluator.device), evaluator, generators(evaluator.device), split.train, held_out)
+    return Bench(label, KslCodec(evaluator.device), evaluator, tuple(GENERATORS.values()), split.train, held_out)

@@ -204,7 +204,8 @@ class Writer:
         return list(ids)
 
     def _generate(self, prompts: Sequence[str], temperature: float) -> Rollout:
-        prompt_ids, prompt_mask = _left_padded([self.encoded(prompt) for prompt in prompts], self.tokenizer.pad_token_id)
+        known = {prompt: self.encoded(prompt) for prompt in dict.fromkeys(prompts)}
+        prompt_ids, prompt_mask = _left_padded([known[prompt] for prompt in prompts], self.tokenizer.pad_token_id)
         prompt_ids, prompt_mask = prompt_ids.to(self.device), prompt_mask.to(self.device)
         with torch.inference_mode():
             whole = self.model.generate(
