@@ -20,9 +20,10 @@ import base64
 import hashlib
 import itertools
 import json
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,12 +111,8 @@ def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow
     if absent:
         return _disagreed(absent)
     if meeting.leads:
-        try:
-            with meeting.deciding():
-                own, telling = decide()
-        except BaseException as error:
-            meeting.tell(Apart(f"{type(error).__name__}"))
-            raise
+        with meeting.deciding(), _others_told_of_a_failure(meeting):
+            own, telling = decide()
         told_others = meeting.tell(telling)
         if isinstance(told_others, Apart):
             return own if isinstance(telling, Apart) else _disagreed(told_others.reason)
@@ -127,6 +124,18 @@ def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow
         return told
     verdict = meeting.settle(told if isinstance(told, str) else meeting.objection(told))
     return follow(told) if isinstance(told, Told) and verdict == _USE else _disagreed(verdict)
+
+
+@contextmanager
+def _others_told_of_a_failure(meeting: _Meeting) -> Iterator[None]:
+    """Where deciding raises, whatever it is, nobody waits for what does not come."""
+    decided = False
+    try:
+        yield
+        decided = True
+    finally:
+        if not decided:
+            meeting.tell(Apart(f"it failed with {getattr(sys.exc_info()[0], '__name__', 'an exception')}"))
 
 
 def _disagreed(reason: str) -> Apart:

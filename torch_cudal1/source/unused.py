@@ -1,8 +1,8 @@
 """Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub commits that no pin names.
 
 An import is replaced when later ones have each of its files: at the same place, made for the same device and versions, and signed
-by at least the same keys. A commit is kept while a pin of its repository names it, while it is the setting `hub` itself, and while a
-pin there cannot be read. Whoever gives a commit as the revision in another process makes no pin: that is not known here.
+by at least the same keys. A commit is kept while a pin of its repository names it, while it is the setting `hub` itself, and while
+a pin there cannot be read. Who gives a commit as the revision in another process makes no pin: that is not known here.
 
 Nothing is deleted but whole folders of ours, each by a rename first: a process that is killed meanwhile leaves a name that the next
 purge removes. A process that runs keeps what it has loaded.
