@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ def answer(result: str) -> str:
     return f"## Analysis\n\nSorting is not needed.\n\n## Code\n\n```python{PROGRAM.format(result=result)}```\n"
 
 
-def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
     """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not the test's business."""
     found = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-    return Timed(found, tuple(stability(found)), {})
+    return lambda: Timed(found, tuple(stability(found)), {})
 
 
 @pytest.fixture(scope="module", autouse=True)

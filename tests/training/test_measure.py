@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,12 +44,12 @@ class Clock:
         self.speedups = list(speedups)
         self.pids: list[int] = []
 
-    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
+    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
         speedup = self.speedups.pop(0)
         self.pids.append(trial.child.pid)
         assert baseline.spin(2).claimed_us > 0
         found = Measurement(plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-        return Timed(found, tuple(stability(found)), {})
+        return lambda: Timed(found, tuple(stability(found)), {})
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.judge.duel import ChildSpinner, Slope, most_calls, slope, wall_slope
 from torch_cudal1.judge.measure import Pairs, measure
-from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.profiles import BUCKETS, TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
@@ -23,8 +24,9 @@ from torch_cudal1.judge.timing import L2, Batch, Warm
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
-__all__ = ["Race", "time_briskly"]
+__all__ = ["Race", "prepared"]
 
+_LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
 _WARM_US = 1_000.0  # a batch this long says what a call costs
 _SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
@@ -32,67 +34,75 @@ _SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
 
 @dataclass
 class Race:
-    """Two spinners as a `Sampler`, baseline first, each on its own process's clock. `audit` looks at outputs of timed calls."""
+    """Two spinners as a `Sampler`, baseline first, each on its own process's clock. `audit` looks at outputs of timed calls.
+
+    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here.
+    """
 
     baseline: ChildSpinner
     candidate: ChildSpinner
     audit: Audit
     temperatures: tuple[L2, ...] = field(default=("hot",))
+    looked: set[int] = field(default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS)))
+    _bucket: int = 0
 
     def warm(self) -> tuple[Warm, Warm]:
         """First calls, then batches of growing length. Raises CandidateFailure."""
         return _warm(self.baseline), _warm(self.candidate)
 
     def bucket(self, batch: Batch) -> Pairs:
-        """Pairs of batches, A B B A or B A A B; the candidate's last one keeps its outputs. Raises CandidateFailure."""
+        """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
         pairs: Pairs = []
         self.candidate.shift = self.audit.shift()
         while len(pairs) < batch.pairs:
             leads = random.getrandbits(1)
             for first in (leads, 1 - leads)[: batch.pairs - len(pairs)]:
-                self.candidate.keep = self.audit.wanted() and len(pairs) == batch.pairs - 1
                 costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
                 pairs.append((costs[0], costs[1]))
-        self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
+        if self._bucket in self.looked:
+            self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
+        self._bucket += 1
         return pairs
 
     def _cost(self, side: int, calls: int) -> float:
         spinner = (self.baseline, self.candidate)[side]
-        spun = spinner.spin(min(calls, spinner.most_calls) if spinner.keep else calls)
+        spun = spinner.spin(min(calls, spinner.most_calls))
         if not 0 < spun.claimed_us <= spun.wall_s * 1e6:
-            raise CandidateFailure(
-                "timing", f"{spun.claimed_us} us told of a request that took {spun.wall_s * 1e6:.0f}", "wall_slope"
-            )
+            found = f"{spun.claimed_us} us told of a request that took {spun.wall_s * 1e6:.0f}"
+            raise CandidateFailure("timing", found, "wall_slope")
         return spun.claimed_us / spun.calls
 
 
-def time_briskly(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
-    """Measure slot "candidate" of the trial's child against a slot of another child, on input sets drawn now.
+def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
+    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child; the result measures them, alone.
 
-    Raises CandidateFailure.
+    Both raise CandidateFailure.
     """
     fresh = replace(trial, samples={}, results={}, book={})
     for _ in range(2):
         fresh.draw("normal")
     audit = Audit(fresh, plan)
-    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device), keep=False)
-    started = time.monotonic()
-    try:
-        found = measure(Race(replace(baseline, keep=False), spinner, audit), plan)
-    except ValueError as error:
-        raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-    bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
-    checks = [audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
-    if trial.device.type == "cuda":
-        trial.child.call("warm", a="candidate", b="candidate", sets=audit.sets)
-        checks += sync_checks(trial.child.call("look"))
-    fresh.drop(*list(fresh.samples.values()))
-    return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
+    other = replace(baseline, keep=True, most_calls=spinner.most_calls)  # what is kept costs memory: both sides pay it
+
+    def timed() -> Timed:
+        started = time.monotonic()
+        try:
+            found = measure(Race(other, spinner, audit), plan)
+        except ValueError as error:
+            raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+        bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
+        checks = [audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
+        if trial.device.type == "cuda":
+            checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
+        fresh.drop(*list(fresh.samples.values()))
+        return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+
+    return timed
 
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
     """`wall_slope`: noise passes on a later try with longer batches, a false clock on none."""
-    spinner.keep = False
     slopes: list[Slope] = []
     for attempt in range(_SLOPE_TRIES):
         slopes = [slope(spinner, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(1 + attempt)]

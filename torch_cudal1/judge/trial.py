@@ -192,10 +192,10 @@ class Trial:
         return replace(self, samples={}, drawn={}, results={}, proven={}, references=set(), state=[])
 
     @contextmanager
-    def elsewhere(self) -> Iterator[Trial]:
-        """The candidate in a process that has run nothing before. Raises SandboxError, CandidateFailure."""
-        with Child(self.child.limits, self.contract) as child:
-            other = replace(self._unrun(), child=child)
+    def elsewhere(self, child: Child | None = None) -> Iterator[Trial]:
+        """The candidate in a process that has run nothing before, `child` if given. Raises SandboxError, CandidateFailure."""
+        with child or Child(self.child.limits, self.contract) as fresh:
+            other = replace(self._unrun(), child=fresh)
             other.load(other.slot, other.candidate)
             yield other
 

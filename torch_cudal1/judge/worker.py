@@ -199,9 +199,13 @@ def _time(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _look(session: Session, request: Request) -> dict[str, Any]:
-    """Host and device time of the two sides apart."""
+    """Host and device time of the two sides apart; with `slot` and `sets`, of that slot alone as side b, which has run before."""
+    if "slot" in request:
+        sides = {"b": Turns(session.slots[request["slot"]], session.ring(request))}
+    else:
+        sides = dict(zip("ab", session.warm_sides(), strict=True))
     with torch.no_grad():
-        return {name: asdict(timing.look(side, session.device)) for name, side in zip("ab", session.warm_sides(), strict=True)}
+        return {name: asdict(timing.look(side, session.device)) for name, side in sides.items()}
 
 
 def _spin(session: Session, request: Request) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError, TargetError
 from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
-from torch_cudal1.judge.brisk import time_briskly
+from torch_cudal1.judge.brisk import prepared
 from torch_cudal1.judge.confirm import confirm
 from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.detectors import Detector
@@ -47,7 +47,7 @@ from torch_cudal1.training.reward import Rule, Unstable, score_of
 
 __all__ = ["Lane", "Lap", "Terms", "failure_of"]
 
-Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Timed]
+Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Callable[[], Timed]]
 _CHEATS = frozenset(
     (
         *("env_diff", "fresh_output", "call_history", "impostor", "ghost", "isolation", "protocol", "stream_order", "state_dict"),
@@ -56,6 +56,7 @@ _CHEATS = frozenset(
 )
 _BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
 _REFERENCES = 16  # that one oracle process holds before it is replaced
+_SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
@@ -117,7 +118,7 @@ class _Watch:
 class Lane:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
-    def __init__(self, terms: Terms, clock: Clock = time_briskly) -> None:
+    def __init__(self, terms: Terms, clock: Clock = prepared) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
         # Linux kills a child with the thread that started it, so these threads live as long as the lane.
@@ -180,7 +181,7 @@ class Lane:
                 *(bench.subject, candidate, self.terms.contract, self.terms.device, child, bench.examples),
                 profile=profile_for("train"),
                 gradients=self.terms.gradients,
-                book=bench.book,
+                book=bench.book if sum(spec.size_bytes for spec in bench.subject.specs) <= _SHARED_BYTES else {},
             )
             found = self._tried(trial, bench, watch, best)
         finally:
@@ -201,25 +202,27 @@ class Lane:
         asked = [self._gated(detector, watch) for detector in detectors_of(trial.profile)]
         if failed := _failed(validate(trial, detectors=asked).checks):
             return failed
-        with watch.step("wait"):
-            alone = ExitStack()
-            alone.enter_context(self._gate.alone())
-        with alone, watch.step("timing"):
-            try:
-                return self._timed(trial, bench, best)
-            except CandidateFailure as error:
-                return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
+        try:
+            return self._timed(trial, bench, watch, best)
+        except CandidateFailure as error:
+            return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
 
-    def _timed(self, trial: Trial, bench: _Bench, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
-        baselines = bench.baselines or self._ranked(bench)
-        bench.baselines = baselines
+    def _timed(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
+        """Only the race itself holds the GPU alone. Raises CandidateFailure."""
+        bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
 
         def race(one: Trial) -> Timed:
             side = ChildSpinner(bench.subject.oracle, slot_of(bench.subject, baselines.best), list(baselines.sets))
-            return self._clock(one, side, self.terms.plan)
+            with self._inside(self._gate.shared, watch, "inputs"):
+                run = self._clock(one, side, self.terms.plan)
+            with self._inside(self._gate.alone, watch, "timing"):
+                return run()
 
         def afresh() -> Timed:
-            with trial.elsewhere() as other:
+            with watch.step("again"):
+                child = self._start(self.terms.trust).result()
+            with trial.elsewhere(child) as other:
+                self._compile_ahead(other)
                 return race(other)
 
         timed = confirm(race(trial), afresh, best)
@@ -229,10 +232,14 @@ class Lane:
         score = score_of(means, self.terms.rule)
         return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, means)
 
-    def _ranked(self, bench: _Bench) -> Baselines:
+    def _ranked(self, bench: _Bench, watch: _Watch) -> Baselines:
         subject, examples = bench.subject, bench.examples
         sets = [make_inputs(subject, randbits(62), "normal", self.terms.device, examples=examples) for _ in range(2)]
-        return seat_eager(subject, sets) if self.terms.baseline == "eager" else rank(subject, sets)
+        if self.terms.baseline == "eager":
+            with self._inside(self._gate.shared, watch, "baseline"):
+                return seat_eager(subject, sets)
+        with self._inside(self._gate.alone, watch, "baseline"):
+            return rank(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
         """Run it once beside whatever others do: what compiles at its first call is not to hold the GPU's lock meanwhile."""
@@ -249,18 +256,27 @@ class Lane:
     def _gated(self, detector: Detector, watch: _Watch) -> Detector:
         @wraps(detector)
         def run(trial: Trial) -> list[Check]:
-            with watch.step("wait"):
-                gate = ExitStack()
-                gate.enter_context(self._gate.shared())
-            with gate, watch.step(getattr(detector, "__name__", "detector")):
+            with self._inside(self._gate.shared, watch, getattr(detector, "__name__", "detector")):
                 return detector(trial)
 
         return run
+
+    @contextmanager
+    def _inside(self, way: Callable[[], AbstractContextManager[None]], watch: _Watch, name: str) -> Iterator[None]:
+        """A step that needs the GPU, shared or alone; waiting for it is told apart."""
+        with ExitStack() as stack:
+            with watch.step("wait"):
+                stack.enter_context(way())
+            with watch.step(name):
+                yield
 
     def _bench(self, reference: str) -> _Bench:
         if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
             self._dismiss()
             self._oracle = self._start("own").result()
+        for other, bench in self._benches.items():
+            if other != reference:
+                bench.book.clear()  # input sets of one reference at a time: they are large
         if reference not in self._benches:
             try:
                 self._benches[reference] = _Bench(*read_reference(self._oracle, reference, self.terms.device))
