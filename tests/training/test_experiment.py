@@ -17,7 +17,7 @@ from torch_cudal1.training.experiment import Bench, base_of, cell_of
 from torch_cudal1.training.model import TinySpec
 from torch_cudal1.training.plan import ARMS, HeldOut, Plan, read_plan
 from torch_cudal1.training.rl_native import GrpoConfig
-from torch_cudal1.training.running import Run, results_of, run
+from torch_cudal1.training.running import Run, results_of, run, run_here
 from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
 from torch_cudal1.training.supervised import FitConfig
 
@@ -101,6 +101,24 @@ def test_a_held_out_curve_never_falls_and_its_best_is_its_end(finished):
 
 def test_a_finished_plan_computes_nothing_again(finished):
     assert len(run(PLAN, unbenchable, Run(finished), lambda what, fraction: None)) == 6
+
+
+def test_a_bench_that_cannot_be_shared_gives_the_same_results_here(finished, tmp_path):
+    plan = replace(PLAN, seeds=(0,), arms=("A4",))
+    assert run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None) == results_of(finished, plan)
+
+
+def test_a_budget_that_is_spent_ends_the_run_and_the_next_one_goes_on(tmp_path):
+    plan = replace(PLAN, seeds=(0,), arms=("A4",))
+    assert run_here(plan, bench(), Run(tmp_path, budget_s=0.0), lambda what, fraction: None) == []
+    assert len(run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None)) == 1
+
+
+def test_fewer_tasks_are_spread_over_all():
+    limited = bench().limited(replace(PLAN, train_tasks=2, held_out_tasks=0))
+    assert [task.id for task in limited.train] == ["t0", "t2"]
+    assert limited.held_out_tasks == ()
+    assert bench().limited(PLAN).train == TASKS[:4]
 
 
 def test_results_of_another_plan_are_not_taken(finished):

@@ -21,13 +21,13 @@ from torch_cudal1.commands import doctor
 from torch_cudal1.errors import SettingError
 from torch_cudal1.settings import Settings
 from torch_cudal1.training import report
-from torch_cudal1.training.benches import ground_bench, naive_bench, replay_bench
+from torch_cudal1.training.benches import Ground, ground_bench, naive_bench, replay_bench
 from torch_cudal1.training.comparison import comparisons
 from torch_cudal1.training.demo import DEMO
 from torch_cudal1.training.extras import quiet
 from torch_cudal1.training.plan import Plan, read_plan
 from torch_cudal1.training.redteam import red_team
-from torch_cudal1.training.running import Run, results_of
+from torch_cudal1.training.running import Run, results_of, run_here
 from torch_cudal1.training.running import run as run_plan
 from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin, read_config, stage_of
 from torch_cudal1.view import text
@@ -78,11 +78,10 @@ def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
         ground["generators"] = tuple(args.generator)
     if known.is_file() and args.config is None:
         config = read_config(known)
-        wrong = [name for name, value in {**given, **ground}.items() if _held(config, name) != value]
+        asked = {**given, **ground} | ({} if args.steps is None else {"steps": args.steps})
+        wrong = [name for name, value in asked.items() if _held(config, name) != value]
         if wrong:
-            raise SettingError(
-                wrong[0], {**given, **ground}[wrong[0]], f"what the run in {folder} began with ({known.name}), or another --run"
-            )
+            raise SettingError(wrong[0], asked[wrong[0]], f"what the run in {folder} began with ({known.name}), or another --run")
         return config
     config = read_config(args.config) if args.config is not None else RunConfig()
     config = replace(config, **given, ground=replace(config.ground, **ground))
@@ -92,7 +91,8 @@ def _config(args: argparse.Namespace, folder: Path) -> RunConfig:
 
 
 def _held(config: RunConfig, name: str) -> Any:
-    return getattr(config.ground if hasattr(config.ground, name) else config, name)
+    part: Any = config.ground if hasattr(config.ground, name) else config.rl if name == "steps" else config
+    return getattr(part, name)
 
 
 def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -117,9 +117,14 @@ def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) ->
     if args.plan is None:
         raise SettingError("plan", None, "--plan FILE: what is compared is written down before the first run")
     plan, started = read_plan(args.plan), time.monotonic()
+    how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
     with screen.progress() as progress:
-        how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
-        results = run_plan(plan, replay_bench, how, progress)
+        if args.live:
+            ground = Ground(live=True, device=plan.device, lanes=args.lanes or 1)
+            with ground_bench(ground, settings, 0, args.run_folder) as bench:
+                results = run_here(plan, bench.limited(plan), how, progress)
+        else:
+            results = run_plan(plan, replay_bench, how, progress)
     return _shown(args, settings, screen, plan, results, started=started)
 
 

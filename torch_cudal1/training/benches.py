@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +30,7 @@ from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.plan import Plan
 from torch_cudal1.training.records import Exemplar, Policy, TrainingTask
 from torch_cudal1.training.replay import ReplayEvaluator
+from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
 from torch_cudal1.training.text_codec import TextCodec
 
@@ -43,6 +44,7 @@ class Ground:
     """Where rewards come from. `landscape`: a file, "" for the CPU one of the package. `tasks`: a folder; then programs are source.
 
     `lanes`: how many programs the judge validates side by side. `naive`: an evaluator that can be cheated, for comparison only.
+    `rule`, `baseline`: see `lane.Terms`.
     """
 
     live: bool = False
@@ -51,6 +53,8 @@ class Ground:
     device: Device = "cpu"
     lanes: int = 1
     naive: bool = False
+    rule: Rule = "strict"
+    baseline: Literal["eager", "best"] = "eager"
     generators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,12 +82,12 @@ class TeachingText(TextCodec):
 
 def replay_bench(plan: Plan, seed: int) -> Bench:
     """A plan's landscape. Measurement noise follows from the seed, so that the arms of a seed share it."""
-    return _replay(plan.landscape, seed, naive=False)
+    return _replay(plan.landscape, seed, naive=False).limited(plan)
 
 
 def naive_bench(plan: Plan, seed: int) -> Bench:
     """The same as an evaluator saw it that can be cheated; its scores are no results."""
-    return _replay(plan.landscape, seed, naive=True)
+    return _replay(plan.landscape, seed, naive=True).limited(plan)
 
 
 @contextmanager
@@ -92,10 +96,15 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
     if not ground.live:
         bench = _replay(ground.landscape, seed, naive=ground.naive)
         chosen = writers(ground.generators, settings) if ground.generators else bench.generators
-        yield Bench(bench.label, bench.codec, bench.evaluator, chosen, bench.train, bench.held_out)
+        yield replace(bench, generators=chosen)
         return
     device = torch.device(ground.device)
-    terms = Terms(settings, Contract(assume_finite=True), device, folder / "locks", trust="foreign" if ground.tasks else "own")
+    terms = Terms(
+        *(settings, Contract(assume_finite=True), device, folder / "locks"),
+        baseline=ground.baseline,
+        rule=ground.rule,
+        trust="foreign" if ground.tasks else "own",
+    )
     label = f"live, {torch.cuda.get_device_name() if ground.device == 'cuda' else 'CPU'}"
     evaluator = NaiveEvaluator(terms) if ground.naive else JudgeEvaluator(terms, lanes=ground.lanes)
     with evaluator:
@@ -106,12 +115,12 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
                     "tasks", ground.tasks, "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)"
                 )
             codec: Any = TeachingText(torch.cuda.get_device_name()) if ground.device == "cuda" else TeachingText("this CPU")
-            yield Bench(label, codec, evaluator, writers(ground.generators, settings), tasks, {})
+            yield Bench(label, codec, evaluator, writers(ground.generators, settings), tasks, {}, ground.device)
             return
         split = load_split(ground.device)
         chosen = writers(ground.generators, settings) if ground.generators else tuple(GENERATORS.values())
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
-        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out)
+        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device)
 
 
 def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096) -> list[Policy]:

@@ -50,7 +50,10 @@ class ClosedCodec(TeachingCodec, Protocol):
 
 @dataclass(frozen=True)
 class Bench:
-    """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from. `held_out`: tasks by kind."""
+    """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from. `held_out`: tasks by kind.
+
+    `device`: where the model is; measurements are made where the evaluator makes them.
+    """
 
     label: str
     codec: ClosedCodec
@@ -58,6 +61,12 @@ class Bench:
     generators: Sequence[Policy]
     train: tuple[TrainingTask, ...]
     held_out: Mapping[str, tuple[TrainingTask, ...]]
+    device: str = "cpu"
+
+    def limited(self, plan: Plan) -> Bench:
+        """With as many tasks as the plan wants."""
+        held_out = {kind: _spread(tasks, plan.held_out_tasks) for kind, tasks in self.held_out.items()}
+        return replace(self, train=_spread(self.train, plan.train_tasks), held_out=held_out)
 
     @property
     def held_out_tasks(self) -> tuple[TrainingTask, ...]:
@@ -80,7 +89,7 @@ def base_of(plan: Plan, bench: Bench, seed: int, folder: Path, *, analysis: bool
             told("sft", None)
             fit(writer, learned, plan.sft, seed=seed, told=lambda step, loss: told("sft", step / plan.sft.steps))
             writer.save(base / "sft")
-        writer = _loaded(base / "sft", plan)
+        writer = _loaded(base / "sft", plan, bench)
         recorder = _recorder(appraiser, bench.train, base, "selfsup", seed)
         before = examined(replace(recorder, stage="exam-sft"), writer, Exam())
         rounds = selfsup(recorder, bench.codec, writer, plan.selfsup, folder=base / "selfsup", told=told)
@@ -104,7 +113,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
     _copied(base / "samples.jsonl", cell / "samples.jsonl")
     with _appraiser(bench, cell / "samples.jsonl") as appraiser:
         recorder = _recorder(appraiser, bench.train, cell, "rl", seed, chance=arm.start == "uniform")
-        writer = _loaded(base / ("sft" if arm.start == "sft" else "selfsup"), plan)
+        writer = _loaded(base / ("sft" if arm.start == "sft" else "selfsup"), plan, bench)
         step = ContrastiveStep(recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget)
         _third_stage(step, writer, arm, plan, seed, cell, told)
         exam = examined(replace(recorder, stage="exam"), writer, Exam(selector=selector(arm.selector)))
@@ -154,11 +163,18 @@ def _begun(plan: Plan, bench: Bench, base: Path, seed: int) -> Writer:
     folder = base / "begin"
     if not folder.is_dir():
         create_tiny(folder, bench.codec.vocabulary, replace(plan.model, seed=plan.model.seed + seed))
-    return _loaded(folder, plan)
+    return _loaded(folder, plan, bench)
 
 
-def _loaded(folder: Path, plan: Plan) -> Writer:
-    return Writer.load(folder, max_new_tokens=plan.max_new_tokens)
+def _loaded(folder: Path, plan: Plan, bench: Bench) -> Writer:
+    return Writer.load(folder, max_new_tokens=plan.max_new_tokens, device=bench.device)
+
+
+def _spread(tasks: tuple[TrainingTask, ...], count: int | None) -> tuple[TrainingTask, ...]:
+    """`count` of the tasks, evenly apart: neighbours are shapes of one operation."""
+    if count is None or count >= len(tasks):
+        return tasks
+    return tuple(tasks[i * len(tasks) // count] for i in range(count))
 
 
 def _recorder(

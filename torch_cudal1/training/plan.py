@@ -101,7 +101,10 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that decides an experiment's outcome but the code and the landscape. `budget`: different programs in stage 3."""
+    """All that decides an experiment's outcome but the code and the landscape. `budget`: different programs in stage 3.
+
+    `train_tasks`, `held_out_tasks`: only so many, spread evenly over the split's; None: all.
+    """
 
     name: str
     device: Literal["cpu", "cuda"]
@@ -109,6 +112,8 @@ class Plan:
     arms: tuple[str, ...] = tuple(ARMS)
     seeds: tuple[int, ...] = tuple(range(8))
     landscape: str = ""
+    train_tasks: int | None = None
+    held_out_tasks: int | None = None
     budget: int = 6400
     max_new_tokens: int = 40
     model: TinySpec = field(default_factory=TinySpec)

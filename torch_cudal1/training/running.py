@@ -7,12 +7,14 @@ being computed. Bases (a seed's models after stages 1 and 2) come first, since a
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +24,7 @@ from torch_cudal1.training.experiment import Bench, base_of, cell_of
 from torch_cudal1.training.extras import quiet
 from torch_cudal1.training.plan import ARMS, Plan
 
-__all__ = ["MakeBench", "Run", "results_of", "run"]
+__all__ = ["MakeBench", "Run", "results_of", "run", "run_here"]
 
 MakeBench: TypeAlias = Callable[[Plan, int], Bench]  # of a plan and a seed; importable by name: workers are other processes
 Told: TypeAlias = Callable[[str, float | None], None]
@@ -54,6 +56,33 @@ def run(plan: Plan, make_bench: MakeBench, how: Run, told: Told) -> list[dict[st
                     done += 1
                     told(f"{plan.name}: {done} of {total} parts", done / total)
     return results_of(how.folder, plan)
+
+
+def run_here(plan: Plan, bench: Bench, how: Run, told: Told) -> list[dict[str, Any]]:
+    """The same one after the other in this process, on a bench that cannot be shared, such as a judge with its GPU."""
+    end = time.monotonic() + how.budget_s if how.budget_s is not None else math.inf
+    cells = [(seed, name) for seed in plan.seeds for name in plan.arms if _missing(how.folder, plan, name, seed)]
+
+    def watched(what: str, fraction: float | None, done: int) -> None:
+        if time.monotonic() >= end:
+            raise _TimeUp
+        told(f"run {done + 1} of {len(cells)}: {what}", (done + (fraction or 0.0)) / len(cells))
+
+    for done, (seed, name) in enumerate(cells):
+        try:
+            found = cell_of(plan, bench, ARMS[name], seed, _home(how.folder, plan, seed), partial(_third, watched, done))
+        except _TimeUp:
+            break
+        _store(how.folder, name, seed, found)
+    return results_of(how.folder, plan)
+
+
+class _TimeUp(Exception):
+    """The budget is spent; what is on record goes on another time."""
+
+
+def _third(function: Callable[[str, float | None, int], None], done: int, what: str, fraction: float | None) -> None:
+    function(what, fraction, done)
 
 
 def results_of(folder: Path, plan: Plan) -> list[dict[str, Any]]:
@@ -104,7 +133,10 @@ def _base(plan: Plan, make_bench: MakeBench, seed: int, analysis: bool, folder: 
 def _cell(plan: Plan, make_bench: MakeBench, seed: int, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     quiet()
-    found = cell_of(plan, make_bench(plan, seed), ARMS[name], seed, _home(folder, plan, seed))
+    _store(folder, name, seed, cell_of(plan, make_bench(plan, seed), ARMS[name], seed, _home(folder, plan, seed)))
+
+
+def _store(folder: Path, name: str, seed: int, found: Mapping[str, Any]) -> None:
     path = _result(folder, name, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

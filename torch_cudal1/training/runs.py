@@ -151,8 +151,7 @@ class _Work:
         return Recorder(self.appraiser, self.bench.train, Journal(self.folder / f"{stage}.journal"), stage, self.config.seed)
 
     def _writer(self, model: Path | str) -> Writer:
-        device = "cuda" if self.bench.label.startswith("live") and self.config.ground.device == "cuda" else "cpu"
-        return Writer.load(model, max_new_tokens=self.config.max_new_tokens, device=device)
+        return Writer.load(model, max_new_tokens=self.config.max_new_tokens, device=self.bench.device)
 
     def _beginning(self) -> Path | str:
         if self.config.model:
