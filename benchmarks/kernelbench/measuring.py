@@ -27,7 +27,7 @@ from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
 
 __all__ = ["Measured", "against", "measure"]
 
-_LOOKS, _SETTLE_S = 5, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
+_LOOKS, _SETTLE_S = 3, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
 _LOCK_WAIT_S = 600.0
 _MOST_ROUNDS = 100_000
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec, with_steps
 from torch_cudal1 import observe
-from torch_cudal1.judge import Job, Ranking, build, evidence, judge, kept_warm, rank_baselines, tried
+from torch_cudal1.judge import Job, Ranking, build, court, evidence, judge, kept_warm, rank_baselines, tried
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Accepted, Candidate, Contract, Region, Rejected, Target
@@ -90,6 +93,24 @@ def test_real_examples_take_part() -> None:
     ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
     checks = judge(region, candidate(region.program), ranking, job).verdict.checks
     assert [c for c in checks if c.name == "numerics" and "examples" in c.detail]
+
+
+def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch, tmp_path) -> None:
+    """Two judges that raced side by side would call each other's work the baseline's."""
+    region, _ = diagonal_product()
+    held: list[str] = []
+
+    @contextmanager
+    def exclusive(device: torch.device, folder: Path) -> Iterator[str]:
+        held.append(str(folder))
+        yield ""
+        held.append("given back")
+
+    raced = court._raced
+    monkeypatch.setattr(court, "exclusive", exclusive)
+    monkeypatch.setattr(court, "_raced", lambda *given: held.append("raced") or raced(*given))
+    rank_baselines(region, ("eager",), Job(Settings(cache_dir=tmp_path), Contract(), CPU))
+    assert held == [str(tmp_path / "locks"), "raced", "given back"]
 
 
 def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
