@@ -48,26 +48,14 @@ from torch_cudal1.watched import (
 
 __all__ = ["watch"]
 
-_HOOKS = (
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
-_GLOBAL_HOOKS = (
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)
+_HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
+# What is in these says how a hook is called; without the hook it does nothing.
+_HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks")
 _SLOTS = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
 _BOOKKEEPING = {  # identity is watched with the other attributes; the content plays no part in a call, or has its own record
     *_HOOKS,
+    *_HOOK_FLAGS,
     *_SLOTS,
     IGNORED,
     "_non_persistent_buffers_set",

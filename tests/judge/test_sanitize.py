@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.judge.programs import candidate, linear_relu, subject
-from torch_cudal1.judge.detectors.sanitize import read_report, sanitizer
+from torch_cudal1.judge.detectors.sanitize import _command, read_report, sanitizer
 from torch_cudal1.judge.sandbox import Child, limits_for
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Contract
@@ -45,6 +46,16 @@ def test_a_report_of_the_sanitizer_is_read(tmp_path: Path, name: str) -> None:
     check = read_report(tmp_path / "log", "memcheck", failed)
     assert check.passed == passes
     assert word in check.detail
+
+
+def test_every_program_of_the_command_is_a_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    programs = [word for word in _command("memcheck") if word.endswith(("/env", "/compute-sanitizer"))]
+    assert len(programs) == 2
+    assert all(os.path.isabs(program) and os.access(program, os.X_OK) for program in programs)
 
 
 def test_a_child_can_be_started_by_a_tool_and_ends_by_itself() -> None:

@@ -186,7 +186,7 @@ class Child:
         self._channel = Channel(ours)
         command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
         try:
-            start = launch if self._nursery is None else self._nursery.launch
+            start = launch if self._nursery is None or self._under else self._nursery.launch  # a tool starts a process anew
             self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
             theirs.close()

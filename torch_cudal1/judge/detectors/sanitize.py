@@ -63,23 +63,17 @@ def _tool() -> str | None:
     return shutil.which(_NAME) or next((found for place in _PLACES if (found := shutil.which(_NAME, path=place))), None)
 
 
+def _command(tool: str) -> tuple[str, ...]:
+    """What starts the interpreter under a tool; whole paths, for the launcher searches nothing."""
+    caching_off = (str(shutil.which("env")), "PYTORCH_NO_CUDA_MEMORY_CACHING=1")
+    return (*caching_off, str(_tool()), "--tool", tool, "--report-api-errors", "no", "--log-file", _REPORT)
+
+
 def _under(trial: Trial, sample: Sample, tool: str) -> Check:
-    program = str(_tool())
-    command = (
-        "env",
-        "PYTORCH_NO_CUDA_MEMORY_CACHING=1",
-        program,
-        "--tool",
-        tool,
-        "--report-api-errors",
-        "no",
-        "--log-file",
-        _REPORT,
-    )
     limits = replace(trial.child.limits, deadline_s=_DEADLINE_S)
     failed = ""
     try:
-        with Child(limits, trial.contract, under=command) as child:
+        with Child(limits, trial.contract, under=_command(tool)) as child:
             other = replace(trial, child=child, samples={}, results={}, references=set(), state=[])
             try:
                 other.load(other.slot, other.candidate)
