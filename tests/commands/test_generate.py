@@ -174,3 +174,31 @@ def test_targets_are_files_folders_and_releases_and_are_never_run(tmp_path: Path
     (folder / "10_b.py").write_text("def get_inputs(): ...")
     with pytest.raises(TargetError, match="defines no Model, no get_init_inputs"):
         list(tasks_of(str(folder / "10_b.py")))
+
+
+@pytest.mark.parametrize("through", ["folder", "server"])
+def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is_on_record(
+    target: Path, through: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    from torch_cudal1.training.model import TinySpec, Writer, create_tiny
+
+    words = ("import", "torch", "class", "def", "return", "Code", "```python", "```")
+    folder = create_tiny(target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024))
+    model = Writer.load(folder, max_new_tokens=8)
+    asked: list[str] = []
+
+    def complete(prompt: str) -> str:
+        asked.append(prompt)
+        return model.sample([prompt], count=1, temperature=1.0, seed=len(asked))[0][0]
+
+    sizes = ["--rounds", "2", "--samples", "2", "--max-tokens", "8", "--json"]
+    with loopback(answer=complete) as server:
+        more = ["--llm", str(folder)] if through == "folder" else []
+        assert called(server, target, *sizes, *more) == 4
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["outcomes"] == {"undecodable": 4}
+    assert row["spent"]["tokens"] > 400
+    assert len(asked) == (0 if through == "folder" else 4)
+    written = [json.loads(line) for line in (target.parent / "run").glob("*/completions.jsonl").__next__().read_text().splitlines()]
+    assert sum("completion" in line for line in written) == 4

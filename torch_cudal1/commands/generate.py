@@ -97,7 +97,13 @@ def _writer(args: argparse.Namespace, settings: Settings, place: Place) -> Write
     if not folder.is_dir():
         raise SettingError("--llm", args.llm, "the URL of a server, or a folder that save_pretrained wrote")
     policy = model.Writer.load(folder, max_new_tokens=args.max_tokens, device=str(place.device))
-    return LocalWriter(policy, tokens=lambda content: len(policy.tokenizer(content)["input_ids"]))
+    read = policy.tokenizer
+
+    def rendered(prompt: str) -> str:
+        turns = [{"role": "user", "content": prompt}]
+        return str(read.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)) if read.chat_template else prompt
+
+    return LocalWriter(policy, tokens=lambda content: len(read(content)["input_ids"]), rendered=rendered)
 
 
 def _plan(args: argparse.Namespace) -> Plan:

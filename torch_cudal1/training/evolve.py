@@ -46,11 +46,15 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class LocalWriter:
-    """A `records.Policy` on this machine as a writer. It costs no money; its tokens are counted by its own tokenizer, if given."""
+    """A `records.Policy` on this machine as a writer. It costs no money; its tokens are counted by its own tokenizer, if given.
+
+    `rendered`: a prompt as the model wants it, such as by its chat template.
+    """
 
     policy: Policy
     parallel: int = 16
     tokens: Callable[[str], int] | None = None
+    rendered: Callable[[str], str] = str
 
     @property
     def name(self) -> str:
@@ -58,13 +62,12 @@ class LocalWriter:
         return self.policy.name
 
     def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
-        """One completion for each prompt. Raises as the policy does."""
+        """One completion for each prompt, all in one batch under the first one's seed. Raises as the policy does."""
         count = self.tokens or (lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN))
-        answers: list[Answer | NoAnswer] = []
-        for prompt, seed in wanted:
-            ((text,),) = self.policy.sample([prompt], count=1, temperature=temperature, seed=seed)
-            answers.append(Answer(text, count(prompt), count(text), 0.0, self.tokens is None))
-        return answers
+        prompts = [self.rendered(prompt) for prompt, _ in wanted]
+        texts = self.policy.sample(prompts, count=1, temperature=temperature, seed=wanted[0][1])
+        pairs = zip(prompts, texts, strict=True)
+        return [Answer(text, count(prompt), count(text), 0.0, self.tokens is None) for prompt, (text,) in pairs]
 
 
 @dataclass(frozen=True)
