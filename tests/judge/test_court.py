@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -95,22 +94,22 @@ def test_real_examples_take_part() -> None:
     assert [c for c in checks if c.name == "numerics" and "examples" in c.detail]
 
 
-def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch, tmp_path) -> None:
+def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
     """Two judges that raced side by side would call each other's work the baseline's."""
     region, _ = diagonal_product()
     held: list[str] = []
 
     @contextmanager
-    def exclusive(device: torch.device, folder: Path) -> Iterator[str]:
-        held.append(str(folder))
+    def exclusive(device: torch.device) -> Iterator[str]:
+        held.append(f"lock of {device}")
         yield ""
         held.append("given back")
 
     raced = court._raced
     monkeypatch.setattr(court, "exclusive", exclusive)
     monkeypatch.setattr(court, "_raced", lambda *given: held.append("raced") or raced(*given))
-    rank_baselines(region, ("eager",), Job(Settings(cache_dir=tmp_path), Contract(), CPU))
-    assert held == [str(tmp_path / "locks"), "raced", "given back"]
+    rank_baselines(region, ("eager",), JOB)
+    assert held == ["lock of cpu", "raced", "given back"]
 
 
 def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
