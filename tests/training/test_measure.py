@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.training.sources import REFERENCE, TASK, program, source
 from torch_cudal1.errors import TargetError
+from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
 from torch_cudal1.judge.profiles import TimingPlan
@@ -207,3 +209,38 @@ def test_each_check_is_one_kind_of_failure(check: str, kind: str) -> None:
 
 def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
     assert REFERENCE in lane._benches
+
+
+def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, falls = lane._judged, [1]
+
+    def short_of_memory(*given: Any) -> Any:
+        if falls[0] > 0:
+            falls[0] -= 1
+            raise torch.OutOfMemoryError("none left")
+        return judged(*given)
+
+    monkeypatch.setattr(lane, "_judged", short_of_memory)
+    assert measured(lane, source(), 1.5).score == 1.5
+    falls[0] = 2
+    with pytest.raises(TargetError, match=r"'relu'.*too little memory.*fewer lanes"):
+        measured(lane, source())
+    assert measured(lane, source(), 1.5).score == 1.5
+
+
+def test_memory_that_other_lanes_take_is_no_leak_and_a_leak_is_one(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    told = {"others": 2, "leak": 99}
+
+    def resource(trial: Trial) -> list[Check]:
+        asked.append(1)
+        failed = len(asked) <= told[kind]
+        return [Check("resource", not failed, detail="gpu used memory grows" if failed else "")]
+
+    monkeypatch.setattr("torch_cudal1.training.lane.detectors_of", lambda profile: (numerics, resource))
+    kind = "others"
+    assert measured(lane, source(), 1.5).outcome == "ok"
+    assert len(asked) == 3
+    asked.clear()
+    kind = "leak"
+    assert measured(lane, source()).outcome == "run"

@@ -96,7 +96,8 @@ def _writer(args: argparse.Namespace, settings: Settings, place: Place) -> Write
     folder = Path(args.llm).expanduser()
     if not folder.is_dir():
         raise SettingError("--llm", args.llm, "the URL of a server, or a folder that save_pretrained wrote")
-    policy = model.Writer.load(folder, max_new_tokens=args.max_tokens, device=str(place.device))
+    dtype = "bfloat16" if place.device.type == "cuda" else "float32"
+    policy = model.Writer.load(folder, max_new_tokens=args.max_tokens, device=str(place.device), dtype=dtype)
     read = policy.tokenizer
 
     def rendered(prompt: str) -> str:

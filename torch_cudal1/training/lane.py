@@ -10,6 +10,7 @@ judge raises SandboxError. It keeps no scores: see `measure`.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,6 +56,7 @@ _CHEATS = frozenset(
     )
 )
 _BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
+_OTHERS_TOO, _ASKED_AGAIN = "gpu used", 3  # memory of the whole GPU grows by other lanes too, but not every time
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
@@ -160,6 +162,8 @@ class Lane:
         else:
             try:
                 found = self._judged(task.reference, candidate, watch, best)
+            except torch.OutOfMemoryError:
+                found = self._judged_again(task, candidate, watch, best)
             except ReferenceFailure as error:
                 raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
         if isinstance(found, Check):
@@ -167,6 +171,20 @@ class Lane:
         else:
             measured = Measured(task.id, program.program, "ok", found[0], buckets=found[1])
         return Lap(measured, watch.seconds)
+
+    def _judged_again(
+        self, task: TrainingTask, candidate: SourceCandidate, watch: _Watch, best: float | None
+    ) -> tuple[float, tuple[float, ...]] | Check:
+        """After this process ran out of the GPU's memory: with all of it given back. Raises TargetError if it is not enough."""
+        self._dismiss()
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            return self._judged(task.reference, candidate, watch, best)
+        except torch.OutOfMemoryError as error:
+            raise TargetError(task.id, f"this GPU has too little memory left to judge it: {error}; use fewer lanes") from error
+        except ReferenceFailure as error:
+            raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
 
     def _judged(
         self, reference: str, candidate: SourceCandidate, watch: _Watch, best: float | None
@@ -257,7 +275,13 @@ class Lane:
         @wraps(detector)
         def run(trial: Trial) -> list[Check]:
             with self._inside(self._gate.shared, watch, getattr(detector, "__name__", "detector")):
-                return detector(trial)
+                checks = detector(trial)
+                for _ in range(_ASKED_AGAIN):
+                    failed = _failed(checks)
+                    if failed is None or failed.name != "resource" or not failed.detail.startswith(_OTHERS_TOO):
+                        break
+                    checks = detector(trial)
+                return checks
 
         return run
 
