@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__ static
 #define min(a, b) ((a) < (b) ? (a) : (b))
 
@@ -27,6 +29,7 @@ struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T, class F> T bits(F x) { T y; std::memcpy(&y, &x, sizeof y); return y; }
@@ -38,17 +41,26 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 
-// ---- threads
+// ---- threads, blocks, clusters of blocks
 
 struct Index { int x; };
-static thread_local Index threadIdx;
-static Index blockIdx;
 struct Warp { std::barrier<> gate{32}; uint32_t seen[32]; };
-static Warp* warps;
-static std::barrier<>* block_gate;
+struct Gate { int count, left, bytes; unsigned phase; };
+struct Block {
+  std::vector<char> room, said;
+  std::vector<Warp> warps;
+  std::barrier<> gate, consumers{256}, one{128}, other{128};
+  std::map<unsigned, Gate> gates;
+  explicit Block(int threads) : room(232448), said(threads), warps(threads / 32), gate(threads) {}
+};
+static std::vector<std::unique_ptr<Block>> cluster;
+static std::barrier<>* cluster_gate;
+static thread_local Index threadIdx, blockIdx;
+static thread_local Block* block;
+static thread_local char* memory;
 
 static uint32_t exchanged(uint32_t mine, int from) {
-  Warp& warp = warps[threadIdx.x / 32];
+  Warp& warp = block->warps[threadIdx.x / 32];
   warp.seen[threadIdx.x % 32] = mine;
   warp.gate.arrive_and_wait();
   uint32_t theirs = warp.seen[from];
@@ -56,7 +68,7 @@ static uint32_t exchanged(uint32_t mine, int from) {
   return theirs;
 }
 static unsigned __ballot_sync(unsigned, bool mine) {
-  Warp& warp = warps[threadIdx.x / 32];
+  Warp& warp = block->warps[threadIdx.x / 32];
   warp.seen[threadIdx.x % 32] = mine;
   warp.gate.arrive_and_wait();
   unsigned all = 0;
@@ -66,14 +78,11 @@ static unsigned __ballot_sync(unsigned, bool mine) {
 }
 static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 static float __shfl_xor_sync(unsigned, float mine, int step) { return bits<float>(exchanged(bits<uint32_t>(mine), threadIdx.x % 32 ^ step)); }
-static void __syncthreads() { block_gate->arrive_and_wait(); }
+static void __syncthreads() { block->gate.arrive_and_wait(); }
 
 // ---- shared memory and its barriers
 
-alignas(1024) static char memory[232448];
 static const unsigned BASE = 4096 + 512;  // not a multiple of 1024, as dynamic shared memory may be
-struct Gate { int count, left, bytes; unsigned phase; };
-static std::map<unsigned, Gate> gates;
 static std::mutex lock;
 static std::condition_variable moved;
 
@@ -82,37 +91,42 @@ static char* at(unsigned address) { return memory + (address - BASE); }
 static void turn(Gate& gate) {
   if (gate.left == 0 && gate.bytes == 0) gate.left = gate.count, gate.phase ^= 1, moved.notify_all();
 }
-static void init(unsigned barrier, int count) { std::lock_guard held(lock); gates[barrier] = {count, count, 0, 0}; }
-static void expect(unsigned barrier, int bytes) { std::lock_guard held(lock); Gate& g = gates.at(barrier); g.bytes += bytes; --g.left; turn(g); }
-static void arrive(unsigned barrier) { std::lock_guard held(lock); Gate& g = gates.at(barrier); --g.left; turn(g); }
+static Gate& gate_of(Block& owner, unsigned barrier) { return owner.gates.at(barrier); }
+static void init(unsigned barrier, int count) { std::lock_guard held(lock); block->gates[barrier] = {count, count, 0, 0}; }
+static void expect(unsigned barrier, int bytes) { std::lock_guard held(lock); Gate& g = gate_of(*block, barrier); g.bytes += bytes; --g.left; turn(g); }
+static void arrive(unsigned barrier) { std::lock_guard held(lock); Gate& g = gate_of(*block, barrier); --g.left; turn(g); }
+static void arrive_at(unsigned barrier, int rank) { std::lock_guard held(lock); Gate& g = gate_of(*cluster[rank], barrier); --g.left; turn(g); }
 static void wait(unsigned barrier, unsigned parity) {
   std::unique_lock held(lock);
-  Gate& g = gates.at(barrier);
+  Gate& g = gate_of(*block, barrier);
   moved.wait(held, [&] { return g.phase != parity; });
 }
-static void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
-  std::lock_guard held(lock);
-  std::memcpy(at(to), from, bytes);
-  Gate& g = gates.at(barrier);
+static void delivered(Block& to, unsigned address, const void* from, int bytes, unsigned barrier) {
+  std::memcpy(to.room.data() + (address - BASE), from, bytes);
+  Gate& g = gate_of(to, barrier);
   g.bytes -= bytes;
   turn(g);
 }
-static std::barrier<>* consumers;
-static std::vector<char> said(384);
-static void meet() { consumers->arrive_and_wait(); }
+static void copy(unsigned to, const void* from, int bytes, unsigned barrier) { std::lock_guard held(lock); delivered(*block, to, from, bytes, barrier); }
+static void copy_to_all(unsigned to, const void* from, int bytes, unsigned barrier) {
+  std::lock_guard held(lock);
+  for (auto& each : cluster) delivered(*each, to, from, bytes, barrier);
+}
+static void meet() { block->consumers.arrive_and_wait(); }
+static void meet_cluster() { cluster_gate->arrive_and_wait(); }
 static bool any_consumer(bool mine) {
-  said[threadIdx.x] = mine;
+  block->said[threadIdx.x] = mine;
   meet();
   bool any = false;
-  for (int i = 128; i < 384; ++i) any |= said[i] != 0;
+  for (int i = 128; i < 384; ++i) any |= block->said[i] != 0;
   meet();
   return any;
 }
 static void fewer_registers() {}
 static void more_registers() {}
 static void publish_barriers() {}
-static std::barrier<>* groups[2];  // the 128 threads of a warpgroup issue wgmma together, and wait for it together
-static void fence_wgmma() { groups[threadIdx.x / 128 - 1]->arrive_and_wait(); }
+// the 128 threads of a warpgroup issue wgmma together, and wait for it together
+static void fence_wgmma() { (threadIdx.x < 256 ? block->one : block->other).arrive_and_wait(); }
 static void commit_wgmma() {}
 template <int LEFT> static void wait_wgmma() { fence_wgmma(); }
 
@@ -152,16 +166,20 @@ static void WGMMA(float (&d)[ACC], uint64_t a, uint64_t b, int add) {
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }
 template <class... T>
-void launch(void (*kernel)(T...), int grid, int threads, void** arguments) {
-  for (int block = 0; block < grid; ++block) {
-    blockIdx.x = block;
-    gates.clear();
-    std::vector<Warp> own(threads / 32);
-    std::barrier<> gate(threads), most(256), one(128), other(128);
-    warps = own.data(), block_gate = &gate, consumers = &most, groups[0] = &one, groups[1] = &other;
+void launch(void (*kernel)(T...), int grid, int threads, int together, void** arguments) {
+  for (int first = 0; first < grid; first += together) {
+    cluster.clear();
+    for (int rank = 0; rank < together; ++rank) cluster.push_back(std::make_unique<Block>(threads));
+    std::barrier<> all(together * threads);
+    cluster_gate = &all;
     std::vector<std::thread> running;
-    for (int i = 0; i < threads; ++i)
-      running.emplace_back([=] { threadIdx.x = i; call(kernel, arguments, std::index_sequence_for<T...>()); });
+    for (int i = 0; i < together * threads; ++i)
+      running.emplace_back([=] {
+        threadIdx.x = i % threads, blockIdx.x = first + i / threads;
+        block = cluster[i / threads].get(), memory = block->room.data();
+        call(kernel, arguments, std::index_sequence_for<T...>());
+        cluster_gate->arrive_and_drop();  // a barrier of a cluster does not wait for threads that have ended
+      });
     for (auto& thread : running) thread.join();
   }
 }

@@ -35,7 +35,9 @@ def run_on_cpu(program: Program, proposal: Proposal, inputs: Sequence[torch.Tens
             values[step.out] = room[:-16].view(step.spec.torch_dtype).as_strided(step.spec.shape, step.spec.strides)
         elif isinstance(step, Launch):
             pointers = [values[arg.value.index].data_ptr() for arg in step.args if isinstance(arg.value, Value)]
-            getattr(library, f"run_{step.symbol}")(step.grid[0], step.block, (ctypes.c_void_p * len(pointers))(*pointers))
+            getattr(library, f"run_{step.symbol}")(
+                step.grid[0], step.block, step.cluster, (ctypes.c_void_p * len(pointers))(*pointers)
+            )
     return [values[value] for value in built.outputs if value is not None]
 
 
@@ -43,7 +45,8 @@ def _compiled(kernels: Sequence[Kernel], folder: Path) -> ctypes.CDLL:
     kernel = kernels[0]
     assert kernel.cuda is not None
     runs = [
-        f'extern "C" void run_{k.symbol}(int grid, int threads, void** given) {{ launch({k.symbol}, grid, threads, given); }}'
+        f'extern "C" void run_{k.symbol}(int grid, int threads, int cluster, void** given) {{'
+        f" launch({k.symbol}, grid, threads, cluster, given); }}"
         for k in kernels
     ]
     source, target = folder / f"{kernel.symbol}.cpp", folder / f"{kernel.symbol}.so"

@@ -37,6 +37,7 @@ A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 PACKED = (
     Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8),
     Schedule("packed-f16x3", 128, 192, 64, 8, 2, 8),
+    Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 1, 1, 2),
     Schedule("packed-bf16x6", 128, 96, 64, 8, 2, 8),
     Schedule("packed-f16x1", 128, 64, 64, 8, 8, 8, 1, 4),
 )
@@ -57,7 +58,8 @@ def facts() -> Facts:
 def test_every_method_matches_float64(facts: Facts, name: str) -> None:
     assert len(facts[name]) >= len(HALF if "half" in name else TILES)
     for fact in facts[name]:
-        limit = max(2.5 if "16" in fact["dtype"] else ROUNDINGS, 2.0 * fact["eager"])
+        coarse = 20 * 2.0**13 if fact["config"]["method"] == "tf32" else ROUNDINGS
+        limit = max(2.5 if "16" in fact["dtype"] else coarse, 2.0 * fact["eager"])
         assert fact["spec"], f"dtype, shape or strides differ: {fact}"
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
         assert fact["error"] <= limit, f"error over {limit}: {fact}"
@@ -180,7 +182,7 @@ def test_packed_products_compile_to_pure_machine_code_without_spills(schedule: S
     built = build(program, schedule.proposal(), 90)
     check_program(built)
     launches = [step for step in built.steps if isinstance(step, Launch)]
-    assert [launch.block for launch in launches] == [1024, 384]
+    assert [launch.block for launch in launches] == [256, 256, 384]
     assert all(check.passed for check in cubin_scan(built, 90))
     for launch in launches:
         kernel = check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90)

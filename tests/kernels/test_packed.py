@@ -18,6 +18,7 @@ from torch_cudal1.kernels.gemm_schedules import Schedule
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
 SIX = Schedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
+PAIR = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2, 1, 1, 2)
 ONE = Schedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
 
 
@@ -54,6 +55,7 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]]
         (normal(2, 66, 50), normal(2, 66, 41)),
         1.5,
     ),
+    "a pair of blocks shares columns": (PAIR, lambda a, b: a.t() @ b, (normal(200, 250), normal(200, 60)), 1.5),
     "rows far apart": (THREE, torch.mm, far_apart(), 1.5),
     "hidden by a huge number": (THREE, torch.mm, hidden(30, 70), 1.01),
     "tf32's accuracy": (ONE, lambda a, b: F.relu(a @ b), (normal(33, 192), normal(192, 34)), 5e3),

@@ -71,7 +71,15 @@ _BODY = """
         k = startTO64 + tl.arange(0, BK)
         x = tl.load(left + k[None, :] * LEFT_DEPTHLEFT_MASK)
         y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)
-        acc = tl.dot(x, y, accPRECISION)
+ROUNDING        acc = tl.dot(x, y, accPRECISION)
+"""
+
+
+# tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
+_ROUNDED = """        ix = (x.to(tl.int32, bitcast=True) + 4096) & -8192
+        iy = (y.to(tl.int32, bitcast=True) + 4096) & -8192
+        x = tl.where(x == x, ix.to(tl.float32, bitcast=True), x)
+        y = tl.where(y == y, iy.to(tl.float32, bitcast=True), y)
 """
 
 
@@ -194,6 +202,7 @@ def _main_loop(product: Product, schedule: Schedule) -> str:
         "RIGHT_N": right_n,
         "LEFT_MASK": f", mask=(k < {product.k})[None, :], other=0.0" if ragged else "",
         "RIGHT_MASK": f", mask=(k < {product.k})[:, None], other=0.0" if ragged else "",
+        "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
         "TO64": ".to(tl.int64)" if _wide(product) else "",
         **_operand_words("LEFT", product.left),

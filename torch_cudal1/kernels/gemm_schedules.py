@@ -37,8 +37,8 @@ class Method:
 
 
 METHODS = {
-    "packed-f16x3": Method(4, False, 90, 2.0e14, 4, exact_sm=True),
-    "packed-bf16x6": Method(4, False, 90, 1.1e14, 6, exact_sm=True),
+    "packed-f16x3": Method(4, False, 90, 2.3e14, 4, exact_sm=True),
+    "packed-bf16x6": Method(4, False, 90, 1.2e14, 6, exact_sm=True),
     "packed-f16x1": Method(4, True, 90, 5.0e14, 2, exact_sm=True),
     "bf16x6": Method(4, False, 80, 6.5e13, 4),
     "tf32x3": Method(4, False, 80, 5.5e13, 4),
@@ -55,7 +55,7 @@ class Schedule:
     """How a product is cut: a tile of `rows` x `columns` and `depth` of k, `split` programs a tile, tiles in bands of `group` rows.
 
     `stages` of the operand pipeline. `promote` (packed): how many depths are summed in the tensor core before they
-    are added in fp32.
+    are added in fp32. `cluster` (packed): blocks that fetch their common columns of B once.
     """
 
     method: str
@@ -67,6 +67,7 @@ class Schedule:
     group: int = 8
     split: int = 1
     promote: int = 1
+    cluster: int = 1
 
     def proposal(self) -> Proposal:
         """As a proposal of family "gemm"."""
@@ -111,11 +112,19 @@ _TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 16, 128, 4, 4),
     ),
 }
-# columns, stages, promote, group
-_PACKED: dict[str, tuple[tuple[int, int, int, int], ...]] = {
-    "packed-f16x3": ((128, 3, 1, 8), (192, 2, 1, 8), (128, 3, 2, 8), (128, 3, 1, 16), (64, 4, 1, 8)),
-    "packed-bf16x6": ((128, 2, 1, 8), (96, 2, 1, 8)),
-    "packed-f16x1": ((192, 4, 2, 8), (128, 6, 2, 8), (128, 6, 4, 8), (64, 8, 2, 8)),
+# columns, stages, promote, group, cluster
+_PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "packed-f16x3": (
+        (128, 3, 1, 8, 1),
+        (128, 3, 1, 8, 2),
+        (128, 3, 2, 8, 2),
+        (192, 2, 1, 8, 1),
+        (192, 2, 1, 4, 2),
+        (128, 3, 2, 8, 1),
+        (64, 4, 1, 8, 1),
+    ),
+    "packed-bf16x6": ((128, 2, 1, 8, 1), (128, 2, 1, 8, 2), (96, 2, 1, 8, 1)),
+    "packed-f16x1": ((192, 4, 2, 8, 1), (192, 4, 2, 8, 2), (128, 6, 2, 8, 2), (128, 6, 4, 8, 1), (64, 8, 2, 8, 1)),
 }
 _PIECES = {"packed-f16x3": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
 
@@ -131,7 +140,7 @@ def read(proposal: Proposal) -> Schedule:
     method = proposal.config.get("method")
     if proposal.family != "gemm" or method not in METHODS:
         raise ProgramError("proposal", f"family {proposal.family!r} and method {method!r}; expected one of {sorted(METHODS)}")
-    names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote")
+    names = ("rows", "columns", "depth", "warps", "stages", "group", "split", "promote", "cluster")
     numbers = {name: proposal.number(name, 1) for name in names}
     schedule = Schedule(str(method), **numbers)
     if method == "fold":
@@ -142,6 +151,8 @@ def read(proposal: Proposal) -> Schedule:
         raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
     if packed and ((schedule.rows, schedule.depth) != (128, 64) or schedule.columns % 32 or schedule.columns > 192):
         raise ProgramError("proposal", f"a packed tile of {sizes}; expected 128 x (32 to 192, in steps of 32) x 64")
+    if schedule.cluster not in ((1, 2) if packed else (1,)):
+        raise ProgramError("proposal", f"a cluster of {schedule.cluster}; expected 1, or for packed tiles 2")
     if schedule.warps not in (1, 2, 4, 8, 16) or min(schedule.stages, schedule.group, schedule.split, schedule.promote) < 1:
         raise ProgramError("proposal", f"{schedule}: warps must be a power of two up to 16, the other numbers positive")
     return schedule
@@ -165,8 +176,8 @@ def bound_s(product: Product, schedule: Schedule) -> float:
         moved += 8 * schedule.split * product.batch * product.m * product.n
         launches = 2
     if schedule.method in _PIECES:
-        extra = (4 + 2 * _PIECES[schedule.method]) / 4 * operands / _BYTES_PER_S
-        return max(work, moved / _BYTES_PER_S) + extra + 2 * _LAUNCH_S
+        extra = (8 + 2 * _PIECES[schedule.method]) / 4 * operands / _BYTES_PER_S  # read twice, written in pieces
+        return max(work, moved / _BYTES_PER_S) + extra + 3 * _LAUNCH_S
     return max(work, moved / _BYTES_PER_S) + launches * _LAUNCH_S
 
 
@@ -186,9 +197,9 @@ def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
     if name in _PACKED:
         if product.m < 64 or product.k < 64:
             return  # one tile high: packing costs more than it saves
-        for columns, stages, promote, group in _PACKED[name]:
-            if columns <= max(64, 2 * product.n):
-                yield Schedule(name, 128, columns, 64, 8, stages, group, 1, promote)
+        for columns, stages, promote, group, cluster in _PACKED[name]:
+            if columns <= max(64, 2 * product.n) and 128 * cluster < 2 * product.m:
+                yield Schedule(name, 128, columns, 64, 8, stages, group, 1, promote, cluster)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
         if rows >= 2 * max(16, product.m) or columns >= 2 * max(16, product.n):

@@ -114,6 +114,7 @@ def assemble(program: Program, lowered: Lowered, cubins: Mapping[str, Cubin]) ->
             shared_bytes=cubin.shared_bytes,
             args=tuple(LaunchArg("ptr", Value(p)) for p in pointers) + _HIDDEN * (kernel.cuda is None),
             aligned=pointers,
+            cluster=1 if kernel.cuda is None else kernel.cuda.cluster,
         )
         steps.append(launch)
     payloads = {name: program.payloads[name] for name in program.constants} | {c.payload: c.body for c in cubins.values()}

@@ -1,7 +1,8 @@
 """Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_gemm.cu` specialised for an island.
 
-Two launches. The first cuts both operands into 16-bit pieces and lays them out as the tensor cores read them (4, 6 or 2 bytes an
-element, written and read once); the second multiplies them. What a method's result holds, with u = 2^-24:
+Three launches. The first reads both operands and notes the size of each row; the second reads them again, cuts them into 16-bit
+pieces and lays these out as the tensor cores read them (4, 6 or 2 bytes an element); the third multiplies. What a method's result
+holds, with u = 2^-24:
 
     packed-bf16x6   three bf16 pieces hold all 24 bits and fp32's range: the error is about that of an fp32 sum
     packed-f16x3    two fp16 pieces hold 22 bits of a row scaled by a power of two, so that a product's error is at most 3 u |a||b|;
@@ -35,11 +36,11 @@ __all__ = ["packed"]
 _PIECES = {"packed-f16x3": (1, 2, 3), "packed-bf16x6": (0, 3, 6), "packed-f16x1": (1, 1, 1)}  # HALF, PLANES, PRODUCTS
 _DEPTH, _ROWS = 64, 128
 _REACH = 2**31 - 1
-_THREADS_PACK, _THREADS_MULTIPLY = 1024, 384
+_THREADS = {"measure": 256, "pack": 256, "multiply": 384}
 
 
 def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
-    """The two kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
+    """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
     schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
     if product.dtype is not torch.float32 or schedule.method not in _PIECES:
         raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
@@ -49,33 +50,40 @@ def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, 
         raise NotLowerableError("a matrix of more than 2^31 elements")
     scratch: dict[int, TensorSpec] = {}
     for i, (batch, rows) in enumerate(((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))):
-        scratch[first + i] = _dense("int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH))
-        scratch[first + 2 + i] = _dense("int32", (batch, rows, 2))
-    operands = (product.left.value, product.right.value, *sorted(scratch))
+        scratch[first + i] = _dense("float32", (batch, sizes["SEGMENTS"], rows, 4))
+        scratch[first + 2 + i] = _dense("int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH))
+        scratch[first + 4 + i] = _dense("int32", (batch, rows, 2))
+    operands = (product.left.value, product.right.value)
+    facts, pieces = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
     text, name = _text(schedule, tail, sizes)
     defines = tuple(sorted((sizes | {"PAIRS": int(tail.pairs)}).items()))
-    return _kernels(
-        text, name, defines, (operands, (*operands, tail.written, *tail.reads)), _grids(product, schedule, sizes)
-    ), scratch
+    values = {
+        "measure": (*operands, *facts),
+        "pack": (*operands, *facts, *pieces),
+        "multiply": (*operands, *pieces, tail.written, *tail.reads),
+    }
+    return _kernels(text, name, defines, values), scratch
 
 
 def _kernels(
-    text: str,
-    name: str,
-    defines: tuple[tuple[str, int], ...],
-    values: tuple[tuple[int, ...], tuple[int, ...]],
-    grids: tuple[int, int],
+    text: str, name: str, defines: tuple[tuple[str, int], ...], values: Mapping[str, tuple[int, ...]]
 ) -> tuple[Kernel, ...]:
-    arguments = [tuple((value, "*") for value in group) for group in values]
-    known = dict(defines)
-    ring = 1024 + known["STAGES"] * (known["PLANES"] * (known["BM"] + known["BN"]) * 2 * _DEPTH + 16)
-    pack = Kernel(f"pack_{name}", text, arguments[0], grids[0], _THREADS_PACK // 32, cuda=Cuda(defines))
-    multiply = Kernel(f"multiply_{name}", text, arguments[1], grids[1], _THREADS_MULTIPLY // 32, cuda=Cuda(defines, ring))
-    return pack, multiply
+    sizes = dict(defines)
+    ring = 1024 + sizes["STAGES"] * (sizes["PLANES"] * (sizes["BM"] + sizes["BN"]) * 2 * _DEPTH + 16)
+    shared = {"measure": 8 * 128 * 16, "pack": sizes["PLANES"] * 128 * _DEPTH * 2 + 512, "multiply": ring}
+    clusters = {"measure": 1, "pack": 1, "multiply": sizes["CLUSTER"]}
+    made = []
+    for kind, grid in _grids(sizes).items():
+        arguments = tuple((value, "*") for value in values[kind])
+        cuda = Cuda(defines, shared[kind], clusters[kind])
+        made.append(Kernel(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda))
+    return tuple(made)
 
 
 def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
     half, planes, products = _PIECES[schedule.method]
+    segments = min(8, math.ceil(math.ceil(product.k / _DEPTH) / 4))  # each block that packs reads what all of them noted
+    height = _ROWS * schedule.cluster
     chunks = math.ceil(product.k / _DEPTH / schedule.promote) * schedule.promote
     return {
         "HALF": half,
@@ -87,12 +95,17 @@ def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
         "STAGES": schedule.stages,
         "PROMOTE": schedule.promote,
         "GROUP": schedule.group,
+        "BATCH": product.batch,
         "M": product.m,
         "N": product.n,
         "K": product.k,
-        "M_PAD": math.ceil(product.m / _ROWS) * _ROWS,
+        "M_PAD": math.ceil(product.m / height) * height,
+        "CLUSTER": schedule.cluster,
         "N_PAD": math.ceil(product.n / schedule.columns) * schedule.columns,
         "CHUNKS": chunks,
+        "SEGMENTS": segments,
+        "SEGMENT": math.ceil(chunks / segments),
+        "PACK_CHUNKS": 4,
         **_operand("A", product.left, product.batch),
         **_operand("B", product.right, product.batch),
     }
@@ -109,9 +122,14 @@ def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
     }
 
 
-def _grids(product: Product, schedule: Schedule, sizes: Mapping[str, int]) -> tuple[int, int]:
-    pack = (sizes["A_BATCHES"] * sizes["M_PAD"] + sizes["B_BATCHES"] * sizes["N_PAD"]) // 32
-    return pack, product.batch * (sizes["M_PAD"] // _ROWS) * (sizes["N_PAD"] // schedule.columns)
+def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Blocks of each kernel, in launch order."""
+    rows = sum(sizes[f"{side}_BATCHES"] * math.ceil(sizes[f"{pad}_PAD"] / 128) for side, pad in (("A", "M"), ("B", "N")))
+    return {
+        "measure": rows * sizes["SEGMENTS"],
+        "pack": rows * math.ceil(sizes["CHUNKS"] / sizes["PACK_CHUNKS"]),
+        "multiply": sizes["BATCH"] * (sizes["M_PAD"] // _ROWS) * (sizes["N_PAD"] // sizes["BN"]),
+    }
 
 
 def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple[str, str]:
@@ -126,6 +144,7 @@ def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple
         "TAIL_PARAMETERS": tail.parameters,
         "TAIL_ARGUMENTS": tail.arguments,
         "INDEX": "i64" if "i64 row" in tail.text else "int",
+        "    MEASURE(": f"    measure_{name}(",
         "    PACK(": f"    pack_{name}(",
         "    MULTIPLY(": f"    multiply_{name}(",
     }

@@ -1,9 +1,9 @@
-// C = A B for fp32 matrices on Hopper's tensor cores: two kernels, "pack" and "multiply", specialised by -D constants.
+// C = A B for fp32 matrices on Hopper's tensor cores: three kernels, "measure", "pack" and "multiply", specialised by -D constants.
 //
-// pack writes each operand as PLANES planes of 16-bit pieces (fp16 of the row scaled by a power of two, or bf16), cut into atoms of
-// 8 rows x 64 of k, 1024 bytes, already in the 128-byte swizzle that wgmma reads: any layout of the operands costs nothing later,
-// ragged edges become zeros, and a tile is one contiguous bulk copy, so that no tensor map is needed. "Rows" of an operand are rows of A and
-// columns of B. For each row it notes the scale, its norm, and whether it is exact.
+// "Rows" of an operand are rows of A and columns of B. measure notes of each row its largest and least magnitudes, its squares, and whether it
+// has NaN or infinity, for each segment of k. pack writes each operand as PLANES planes of 16-bit pieces (fp16 of the row scaled by a power of
+// two, or bf16), cut into atoms of 8 rows x 64 of k, 1024 bytes, already in the 128-byte swizzle that wgmma reads: any layout of the operands
+// costs nothing later, ragged edges become zeros, and a tile is one contiguous bulk copy, so that no tensor map is needed.
 //
 // multiply: one producer warp copies tiles into a ring of stages, two warpgroups of consumers run wgmma. PRODUCTS products of planes,
 // the small ones first, are summed over PROMOTE * 64 of k in the tensor core's accumulator, which truncates; that partial sum is then added to
@@ -11,9 +11,10 @@
 // from A and B themselves, in the order of k.
 //
 // Constants: HALF (1: fp16 pieces with row scales, 0: bf16), PLANES, PRODUCTS (1, 3 or 6), BM = 128, BN (multiple of 32 up to 192), STAGES,
-// PROMOTE, GROUP; M, N, K; A_ROW, A_K, A_BATCH, A_OFFSET, A_BATCHES and the same of B: strides in elements, how many matrices there are;
-// M_PAD (multiple of BM), N_PAD (of BN), CHUNKS (64 of k each, a multiple of PROMOTE); ACC = BN / 2; PAIRS (columns 2i and 2i + 1 of C are one
-// aligned float2). Words that the generator replaces: PACK, MULTIPLY, INDEX, WGMMA_DEFINITION, TAIL_DEFINITION, TAIL_PARAMETERS, TAIL_ARGUMENTS.
+// PROMOTE, GROUP, CLUSTER (blocks that share columns of B: 1 or 2); M, N, K; A_ROW, A_K, A_BATCH, A_OFFSET, A_BATCHES and the same of B: strides in elements, how many matrices there are;
+// M_PAD (multiple of BM * CLUSTER), N_PAD (of BN), CHUNKS (64 of k each, a multiple of PROMOTE), SEGMENTS of SEGMENT chunks to measure, PACK_CHUNKS a
+// block packs; ACC = BN / 2; PAIRS (columns 2i and 2i + 1 of C are one
+// aligned float2). Words that the generator replaces: MEASURE, PACK, MULTIPLY, INDEX, WGMMA_DEFINITION, TAIL_DEFINITION, TAIL_PARAMETERS, TAIL_ARGUMENTS.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -29,6 +30,12 @@ typedef long long i64;
 #define INEXACT 0x10000            // flags beside the exponent: a piece was cut off; nothing of the row may be trusted
 #define SPECIAL 0x20000
 #define EXPONENT_BIAS 1024
+
+#if CLUSTER > 1
+#define CLUSTER_DIMENSIONS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMENSIONS
+#endif
 
 // ---------------------------------------------------------------- the machine: what tests without a GPU put something else for
 
@@ -74,6 +81,19 @@ __device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 ba
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+__device__ __forceinline__ void copy_to_all(u32 to, const void* from, int bytes, u32 barrier) {  // the same place of every block of the cluster
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
+               : "memory");
+}
+__device__ __forceinline__ void arrive_at(u32 barrier, int block) {  // the barrier of another block of the cluster
+  asm volatile("{\n.reg .b32 far;\nmapa.shared::cluster.u32 far, %0, %1;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [far];\n}" ::"r"(barrier),
+               "r"(block)
+               : "memory");
+}
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }  // all consumers
 __device__ __forceinline__ bool any_consumer(bool mine) {
   int found;
@@ -103,70 +123,92 @@ extern __shared__ char memory[];
 WGMMA_DEFINITION
 #endif
 
-// ---------------------------------------------------------------- pack
+// ---------------------------------------------------------------- measure and pack: 256 threads a block of 128 rows
 
-__device__ __forceinline__ float take(float x, u16& piece) {  // rounds x to a piece; what is left of x
-  piece = to_piece(x);
-  return x - from_piece(piece);
-}
-
-struct Row {  // what is known of a row: largest magnitude, and whether it has what no piece can hold
-  float big;
+struct Row {  // what is known of a row: largest and least non-zero magnitude, sum of squares, and whether it has what no piece can hold
+  float big, least, squares;
   bool special;
   __device__ __forceinline__ void see(float x) {
-    float size = fabsf(x);
+    const float size = fabsf(x);
     special |= !(size <= 3.3e38f);  // NaN, infinity, and what would round to it
     big = fmaxf(big, size);
+    if (size > 0.0f) least = fminf(least, size);
+    squares = fmaf(x, x, squares);
   }
+  __device__ __forceinline__ void join(const float4& other) {
+    big = fmaxf(big, other.x);
+    least = fminf(least, other.y);
+    squares += other.z;
+    special |= other.w != 0.0f;
+  }
+  __device__ __forceinline__ float4 packed() const { return make_float4(big, least, squares, special ? 1.0f : 0.0f); }
 };
 
-template <bool VECTOR, int ROWS, i64 S_ROW, i64 S_K>
-__device__ __forceinline__ void load8(float (&v)[8], const float* base, int row, int k) {
-  if (VECTOR && row < ROWS && k < K) {
-    const float4* from = reinterpret_cast<const float4*>(base + row * S_ROW + k);
-    float4 x = __ldg(from), y = __ldg(from + 1);
-    v[0] = x.x; v[1] = x.y; v[2] = x.z; v[3] = x.w; v[4] = y.x; v[5] = y.y; v[6] = y.z; v[7] = y.w;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = row < ROWS && k + i < K ? __ldg(base + row * S_ROW + (k + i) * S_K) : 0.0f;
+#define NOTHING {0.0f, 3.4e38f, 0.0f, false}
+
+// Each thread has 8 neighbours in k of 4 rows. Along k: 8 lanes have a row of the chunk. Across: a lane has 4 neighbouring rows, a warp 8 of k.
+template <bool ALONG_K>
+__device__ __forceinline__ int row_of(int i) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  return ALONG_K ? 32 * i + 4 * warp + lane / 8 : 4 * lane + i;
+}
+template <bool ALONG_K>
+__device__ __forceinline__ int eighth() {
+  return ALONG_K ? threadIdx.x % 8 : threadIdx.x / 32;
 }
 
-__device__ __forceinline__ u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
-
-// 8 neighbours in k, scaled, into 16 bytes of every plane
-__device__ __forceinline__ void put8(u16* planes, i64 plane, int padded, int row, int k, float (&v)[8], float scale, float& squares, bool& cut) {
-  u16 pieces[PLANES][8];
+template <bool ALONG_K, bool VECTOR, int ROWS, i64 S_ROW, i64 S_K>
+__device__ __forceinline__ void load(float (&v)[4][8], const float* base, int first, int start) {
+  const int k = start + 8 * eighth<ALONG_K>();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float x = v[i] * scale, rest = x;
+  for (int i = 0; i < 4; ++i) {
+    const int row = first + row_of<ALONG_K>(i);
+    if (VECTOR && ALONG_K) {
+      const bool inside = row < ROWS && k < K;  // K is a multiple of 8
+      const float4* from = reinterpret_cast<const float4*>(base + row * S_ROW + k);
+      const float4 x = inside ? __ldg(from) : make_float4(0, 0, 0, 0), y = inside ? __ldg(from + 1) : make_float4(0, 0, 0, 0);
+      v[i][0] = x.x, v[i][1] = x.y, v[i][2] = x.z, v[i][3] = x.w, v[i][4] = y.x, v[i][5] = y.y, v[i][6] = y.z, v[i][7] = y.w;
+    } else if (!VECTOR) {
 #pragma unroll
-    for (int p = 0; p < PLANES; ++p) rest = take(rest, pieces[p][i]);
-    squares = fmaf(x, x, squares);
-#if HALF
-    // with two planes: below 1/2 a piece is cut at 2^-25, more than fp32 itself would lose; with one: below 2^-14
-    cut |= v[i] != 0.0f && fabsf(x) < (PLANES > 1 ? 0.5f : 6.2e-5f) && (rest != 0.0f || x == 0.0f);
-#endif
+      for (int j = 0; j < 8; ++j) v[i][j] = row < ROWS && k + j < K ? __ldg(base + row * S_ROW + (k + j) * S_K) : 0.0f;
+    }
   }
-  i64 at = ((i64)(k / BK) * (padded / 8) + row / 8) * ATOM + (row % 8) * 64 + (((k / 8) % 8) ^ (row % 8)) * 8;
+  if (VECTOR && !ALONG_K) {
+    const int row = first + row_of<ALONG_K>(0);  // ROWS is a multiple of 4
 #pragma unroll
-  for (int p = 0; p < PLANES; ++p) {
-    const u16* w = pieces[p];
-    uint4 word = make_uint4(pair(w[0], w[1]), pair(w[2], w[3]), pair(w[4], w[5]), pair(w[6], w[7]));
-    *reinterpret_cast<uint4*>(planes + p * plane + at) = word;
+    for (int j = 0; j < 8; ++j) {
+      const bool inside = row < ROWS && k + j < K;
+      const float4 x = inside ? __ldg(reinterpret_cast<const float4*>(base + row + (k + j) * S_K)) : make_float4(0, 0, 0, 0);
+      v[0][j] = x.x, v[1][j] = x.y, v[2][j] = x.z, v[3][j] = x.w;
+    }
   }
 }
 
-__device__ __forceinline__ int2 described(const Row& row, int exponent, float squares, bool cut) {
-  bool special = row.special;
-#if HALF
-  special |= row.big > 0.0f && row.big < 7.8e-34f;  // 2^-110: its scale would overflow
-#else
-  special |= row.big > 0.0f && row.big < 1.0e-26f;  // third pieces would be subnormal numbers cut off
-#endif
-  int flags = (cut ? INEXACT : 0) | (special ? SPECIAL : 0);
-  return make_int2(flags | (exponent + EXPONENT_BIAS), __float_as_int(sqrtf(squares)));
+template <bool ALONG_K, bool VECTOR, int ROWS, i64 S_ROW, i64 S_K, int PADDED>
+__device__ __forceinline__ void measure_rows(const float* base, float4* facts, int block, int segment) {
+  float4* room = reinterpret_cast<float4*>(memory);  // of each eighth of a chunk, 128 rows
+  Row seen[4] = {NOTHING, NOTHING, NOTHING, NOTHING};
+  float v[4][8];
+  const int end = min(CHUNKS, (segment + 1) * SEGMENT);
+  for (int chunk = segment * SEGMENT; chunk < end; ++chunk) {
+    load<ALONG_K, VECTOR, ROWS, S_ROW, S_K>(v, base, block * 128, chunk * BK);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) seen[i].see(v[i][j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) room[eighth<ALONG_K>() * 128 + row_of<ALONG_K>(i)] = seen[i].packed();
+  __syncthreads();
+  const int row = threadIdx.x;
+  if (row >= 128 || block * 128 + row >= PADDED) return;
+  Row all = NOTHING;
+  for (int i = 0; i < 8; ++i) all.join(room[i * 128 + row]);
+  facts[segment * PADDED + block * 128 + row] = all.packed();
 }
+
+__device__ __forceinline__ float power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
 __device__ __forceinline__ int exponent_of(const Row& row) {  // big * 2^-exponent is in [2^14, 2^15)
 #if HALF
@@ -177,74 +219,107 @@ __device__ __forceinline__ int exponent_of(const Row& row) {  // big * 2^-expone
 #endif
 }
 
-__device__ __forceinline__ float power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
+__device__ __forceinline__ int2 described(const Row& row, int exponent) {
+  bool special = row.special, cut = false;
+  float norm = 0.0f;
+#if HALF
+  special |= row.big > 0.0f && row.big < 7.8e-34f;  // 2^-110: its scale would overflow
+  // with two planes a piece is cut at 2^-25: below 2^-15 of the largest that is more than fp32 itself would lose; with one 2^-14 later
+  cut = row.least < row.big * (PLANES > 1 ? 3.1e-5f : 1.9e-9f);
+  const bool summed = row.big > 8.9e-16f && row.big < 1.1e18f;  // elsewhere squares are too small or too large: an upper bound
+  norm = row.big == 0.0f ? 0.0f : summed ? sqrtf(row.squares) * power(-exponent) : sqrtf((float)K) * 32768.0f;
+#else
+  special |= row.big > 0.0f && row.big < 1.0e-26f;  // third pieces would be subnormal numbers cut off
+#endif
+  const int flags = (cut ? INEXACT : 0) | (special ? SPECIAL : 0);
+  return make_int2(flags | (exponent + EXPONENT_BIAS), __float_as_int(norm));
+}
 
-// 32 rows by 1024 threads. Along k: a warp has a row. Across: a lane has a row and a warp 8 neighbours in k, so that loads coalesce.
+__device__ __forceinline__ float take(float x, u16& piece) {  // rounds x to a piece; what is left of x
+  piece = to_piece(x);
+  return x - from_piece(piece);
+}
+
+__device__ __forceinline__ u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
+
 template <bool ALONG_K, bool VECTOR, int ROWS, i64 S_ROW, i64 S_K, int PADDED>
-__device__ __forceinline__ void pack_rows(const float* base, u16* planes, int2* info, int block) {
-  __shared__ float big[32][33];
-  __shared__ int flag[32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = block * 32 + (ALONG_K ? warp : lane), start = (ALONG_K ? lane : warp) * 8;
+__device__ __forceinline__ void pack_rows(const float* base, const float4* facts, u16* planes, int2* info, int block, int part) {
   const i64 plane = (i64)CHUNKS * PADDED * BK;
-  Row seen = {0.0f, false};
-  float v[8];
-  for (int k = start; k < K; k += 256) {
-    load8<VECTOR, ROWS, S_ROW, S_K>(v, base, row, k);
+  const int known = min(128, PADDED - block * 128);
+  int* exponents = reinterpret_cast<int*>(memory + PLANES * 128 * BK * 2);
+  if (threadIdx.x < known) {
+    Row all = NOTHING;
+    for (int segment = 0; segment < SEGMENTS; ++segment) all.join(facts[segment * PADDED + block * 128 + threadIdx.x]);
+    exponents[threadIdx.x] = exponent_of(all);
+    if (part == 0) info[block * 128 + threadIdx.x] = described(all, exponents[threadIdx.x]);
+  }
+  __syncthreads();
+  float v[4][8], scale[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) seen.see(v[i]);
-  }
-  if (ALONG_K) {
-    for (int step = 16; step; step /= 2) seen.big = fmaxf(seen.big, __shfl_xor_sync(~0u, seen.big, step));
-    seen.special = __any_sync(~0u, seen.special);
-  } else {
-    if (warp == 0) flag[lane] = 0;
-    big[warp][lane] = seen.big;
+  for (int i = 0; i < 4; ++i) scale[i] = row_of<ALONG_K>(i) < known ? power(-exponents[row_of<ALONG_K>(i)]) : 0.0f;
+  const int end = min(CHUNKS, (part + 1) * PACK_CHUNKS);
+  for (int chunk = part * PACK_CHUNKS; chunk < end; ++chunk) {
+    load<ALONG_K, VECTOR, ROWS, S_ROW, S_K>(v, base, block * 128, chunk * BK);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      u16 w[PLANES][8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float rest = v[i][j] * scale[i];
+#pragma unroll
+        for (int p = 0; p < PLANES; ++p) rest = take(rest, w[p][j]);
+      }
+      const int row = row_of<ALONG_K>(i), at = row * 128 + (eighth<ALONG_K>() ^ (row % 8)) * 16;
+#pragma unroll
+      for (int p = 0; p < PLANES; ++p)
+        *reinterpret_cast<uint4*>(memory + p * 128 * BK * 2 + at) =
+            make_uint4(pair(w[p][0], w[p][1]), pair(w[p][2], w[p][3]), pair(w[p][4], w[p][5]), pair(w[p][6], w[p][7]));
+    }
     __syncthreads();
-    if (seen.special) flag[lane] = 1;
+    u16* to = planes + ((i64)chunk * (PADDED / 8) + block * 16) * ATOM;
+    for (int p = 0; p < PLANES; ++p) {
+      for (int i = threadIdx.x; i < known * 8; i += 256)
+        reinterpret_cast<uint4*>(to + p * plane)[i] = *reinterpret_cast<const uint4*>(memory + p * 128 * BK * 2 + i * 16);
+    }
     __syncthreads();
-    for (int other = 0; other < 32; ++other) seen.big = fmaxf(seen.big, big[other][lane]);
-    seen.special = flag[lane] != 0;
-    __syncthreads();
-    if (warp == 0) flag[lane] = 0;
-  }
-  const int exponent = exponent_of(seen);
-  const float scale = power(-exponent);
-  float squares = 0.0f;
-  bool cut = false;
-  for (int k = start; k < CHUNKS * BK; k += 256) {
-    load8<VECTOR, ROWS, S_ROW, S_K>(v, base, row, k);
-    put8(planes, plane, PADDED, row, k, v, scale, squares, cut);
-  }
-  if (ALONG_K) {
-    for (int step = 16; step; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    cut = __any_sync(~0u, cut);
-    if (lane == 0) info[row] = described(seen, exponent, squares, cut);
-  } else {
-    __syncthreads();
-    big[warp][lane] = squares;
-    if (cut) flag[lane] = 1;
-    __syncthreads();
-    if (warp != 0) return;
-    squares = 0.0f;
-    for (int other = 0; other < 32; ++other) squares += big[other][lane];
-    info[row] = described(seen, exponent, squares, flag[lane] != 0);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-    PACK(const float* a, const float* b, u16* a_planes, u16* b_planes, int2* a_info, int2* b_info) {
-  const int a_blocks = A_BATCHES * (M_PAD / 32);
+#define BLOCKS_A ((M_PAD + 127) / 128)
+#define BLOCKS_B ((N_PAD + 127) / 128)
+#define FOR_A A_K == 1, (A_K == 1 ? A_ROW % 4 == 0 && K % 8 == 0 : A_ROW == 1 && A_K % 4 == 0 && M % 4 == 0) && A_BATCH % 4 == 0 && A_OFFSET % 4 == 0, M, A_ROW, A_K, M_PAD
+#define FOR_B B_K == 1, (B_K == 1 ? B_ROW % 4 == 0 && K % 8 == 0 : B_ROW == 1 && B_K % 4 == 0 && N % 4 == 0) && B_BATCH % 4 == 0 && B_OFFSET % 4 == 0, N, B_ROW, B_K, N_PAD
+
+extern "C" __global__ void __launch_bounds__(256)
+    MEASURE(const float* a, const float* b, float4* a_facts, float4* b_facts) {
   int block = blockIdx.x;
-  if (block < a_blocks) {
-    const int batch = block / (M_PAD / 32);
-    pack_rows<A_K == 1, A_K == 1 && A_ROW % 4 == 0 && A_BATCH % 4 == 0 && A_OFFSET % 4 == 0 && K % 8 == 0, M, A_ROW, A_K, M_PAD>(
-        a + A_OFFSET + batch * (i64)A_BATCH, a_planes + batch * (i64)PLANES * CHUNKS * M_PAD * BK, a_info + batch * M_PAD, block % (M_PAD / 32));
+  const int segment = block % SEGMENTS;
+  block /= SEGMENTS;
+  if (block < A_BATCHES * BLOCKS_A) {
+    const i64 batch = block / BLOCKS_A;
+    measure_rows<FOR_A>(a + A_OFFSET + batch * A_BATCH, a_facts + batch * SEGMENTS * M_PAD, block % BLOCKS_A, segment);
   } else {
-    block -= a_blocks;
-    const int batch = block / (N_PAD / 32);
-    pack_rows<B_K == 1, B_K == 1 && B_ROW % 4 == 0 && B_BATCH % 4 == 0 && B_OFFSET % 4 == 0 && K % 8 == 0, N, B_ROW, B_K, N_PAD>(
-        b + B_OFFSET + batch * (i64)B_BATCH, b_planes + batch * (i64)PLANES * CHUNKS * N_PAD * BK, b_info + batch * N_PAD, block % (N_PAD / 32));
+    block -= A_BATCHES * BLOCKS_A;
+    const i64 batch = block / BLOCKS_B;
+    measure_rows<FOR_B>(b + B_OFFSET + batch * B_BATCH, b_facts + batch * SEGMENTS * N_PAD, block % BLOCKS_B, segment);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    PACK(const float* a, const float* b, const float4* a_facts, const float4* b_facts, u16* a_planes, u16* b_planes, int2* a_info, int2* b_info) {
+  const int parts = (CHUNKS + PACK_CHUNKS - 1) / PACK_CHUNKS;
+  int block = blockIdx.x;
+  const int part = block % parts;
+  block /= parts;
+  if (block < A_BATCHES * BLOCKS_A) {
+    const i64 batch = block / BLOCKS_A;
+    pack_rows<FOR_A>(a + A_OFFSET + batch * A_BATCH, a_facts + batch * SEGMENTS * M_PAD, a_planes + batch * PLANES * CHUNKS * M_PAD * BK,
+                     a_info + batch * M_PAD, block % BLOCKS_A, part);
+  } else {
+    block -= A_BATCHES * BLOCKS_A;
+    const i64 batch = block / BLOCKS_B;
+    pack_rows<FOR_B>(b + B_OFFSET + batch * B_BATCH, b_facts + batch * SEGMENTS * N_PAD, b_planes + batch * PLANES * CHUNKS * N_PAD * BK,
+                     b_info + batch * N_PAD, block % BLOCKS_B, part);
   }
 }
 
@@ -263,10 +338,11 @@ struct Tile {
 };
 
 __device__ __forceinline__ Tile tile_of(int block) {  // GROUP rows of tiles at a time, so that a wave of blocks shares operands in the L2
-  const int high = M_PAD / BM, wide = N_PAD / BN;
+  const int high = M_PAD / BM / CLUSTER, wide = N_PAD / BN, rank = block % CLUSTER;  // a cluster has neighbouring rows of tiles
+  block /= CLUSTER;
   const int batch = block / (high * wide), inside = block % (high * wide);
   const int band = inside / (GROUP * wide), rows = min(GROUP, high - band * GROUP), rest = inside % (GROUP * wide);
-  return {batch, (band * GROUP + rest % rows) * BM, rest / rows * BN};
+  return {batch, ((band * GROUP + rest % rows) * CLUSTER + rank) * BM, rest / rows * BN};
 }
 
 __device__ __forceinline__ void produce(const u16* a_planes, const u16* b_planes, const Tile& tile, u32 ring, u32 full, u32 empty) {
@@ -280,13 +356,28 @@ __device__ __forceinline__ void produce(const u16* a_planes, const u16* b_planes
 #pragma unroll
     for (int p = 0; p < PLANES; ++p) {
       copy(at + p * BM * BK * 2, left + ((i64)p * CHUNKS + chunk) * M_PAD * BK, BM * BK * 2, full + 8 * stage);
-      copy(at + STAGE_A + p * BN * BK * 2, right + ((i64)p * CHUNKS + chunk) * N_PAD * BK, BN * BK * 2, full + 8 * stage);
+      const u16* columns = right + ((i64)p * CHUNKS + chunk) * N_PAD * BK;
+      if (CLUSTER == 1) {
+        copy(at + STAGE_A + p * BN * BK * 2, columns, BN * BK * 2, full + 8 * stage);
+      } else {  // each block of the cluster brings its share of the common columns to all
+        const int share = BN / CLUSTER * BK, mine = blockIdx.x % CLUSTER * share;
+        copy_to_all(at + STAGE_A + p * BN * BK * 2 + mine * 2, columns + mine, share * 2, full + 8 * stage);
+      }
     }
   }
 }
 
+// A warp has read a stage: told to all who write into it
+__device__ __forceinline__ void release(u32 barrier, int lane) {
+  if (CLUSTER == 1) {
+    if (lane == 0) arrive(barrier);
+  } else if (lane < CLUSTER) {
+    arrive_at(barrier, lane);
+  }
+}
+
 // One warpgroup: 64 rows of the tile
-__device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u32 empty, int group, bool leader) {
+__device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u32 empty, int group, int lane) {
   float part[ACC];
 #pragma unroll
   for (int i = 0; i < ACC; ++i) sum[i] = 0.0f;
@@ -309,13 +400,13 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
       commit_wgmma();
       if (inner > 0) {
         wait_wgmma<1>();
-        if (leader) arrive(empty + 8 * before);
+        release(empty + 8 * before, lane);
       }
       before = stage;
       if (++stage == STAGES) stage = 0, ++turn;
     }
     wait_wgmma<0>();
-    if (leader) arrive(empty + 8 * before);
+    release(empty + 8 * before, lane);
 #pragma unroll
     for (int i = 0; i < ACC; ++i) sum[i] += part[i];
   }
@@ -437,7 +528,7 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* c, const T
   }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(384, 1) CLUSTER_DIMENSIONS
     MULTIPLY(const float* a, const float* b, const u16* a_planes, const u16* b_planes, const int2* a_info, const int2* b_info,
              float* c TAIL_PARAMETERS) {
   const u32 ring = (shared_address(memory) + 1023) & ~1023u;  // the swizzle is of address bits
@@ -445,11 +536,12 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       init(full + 8 * stage, 1);
-      init(empty + 8 * stage, CONSUMERS / 32);
+      init(empty + 8 * stage, CLUSTER * CONSUMERS / 32);
     }
     publish_barriers();
   }
   __syncthreads();
+  if (CLUSTER > 1) meet_cluster();
   const Tile tile = tile_of(blockIdx.x);
   if (threadIdx.x < 128) {
     fewer_registers();
@@ -459,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     const int at = threadIdx.x - 128, quad = at % 4;
     const int first = at / 128 * 64 + at % 128 / 32 * 16 + at % 32 / 4;
     float sum[ACC];
-    consume(sum, ring, full, empty, at / 128, at % 32 == 0);
+    consume(sum, ring, full, empty, at / 128, at % 32);
     const int2* about_rows = a_info + (A_BATCHES == 1 ? 0 : tile.batch) * M_PAD + tile.row + first;
     const int2* about_columns = b_info + (B_BATCHES == 1 ? 0 : tile.batch) * N_PAD + tile.column + 2 * quad;
     if (any_consumer(finished(sum, about_rows, about_columns, quad))) {
@@ -467,5 +559,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       exactly(sum, a, b, tile, room, at);
     }
     store(sum, c, tile, first, quad TAIL_ARGUMENTS);
+    if (CLUSTER > 1) meet_cluster();  // nobody leaves while another block may still reach its barriers
   }
 }

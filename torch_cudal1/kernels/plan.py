@@ -72,10 +72,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Cuda:
-    """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes."""
+    """How CUDA C++ is compiled and launched: definitions by name, dynamic shared memory in bytes, blocks of a cluster."""
 
     defines: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0
+    cluster: int = 1
 
 
 def shared_limit(sm: int) -> int:
