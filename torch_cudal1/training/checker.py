@@ -144,8 +144,16 @@ class Checked:
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """As the evaluator says, cheats apart. Raises as it does."""
-        found = self.evaluator.measure(task, programs)
-        return [self._opinion(task, program, one) for program, one in zip(programs, found, strict=True)]
+        return self.measure_all([(task, programs)])[0]
+
+    def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
+        """The same for several tasks, all at once where the evaluator can."""
+        at_once = getattr(self.evaluator, "measure_all", None)
+        answers = at_once(questions) if at_once else [self.evaluator.measure(*question) for question in questions]
+        return [
+            [self._opinion(task, program, one) for program, one in zip(programs, found, strict=True)]
+            for (task, programs), found in zip(questions, answers, strict=True)
+        ]
 
     def _opinion(self, task: TrainingTask, program: Decoded, one: Measured) -> Measured:
         if one.outcome == "hack":
