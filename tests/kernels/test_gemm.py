@@ -24,7 +24,7 @@ from torch_cudal1.kernels.gemm import parts_of
 from torch_cudal1.kernels.gemm_schedules import Schedule, bound_s, schedules
 from torch_cudal1.kernels.lower import lower
 from torch_cudal1.kernels.plan import shared_limit
-from torch_cudal1.kernels.products import product_of
+from torch_cudal1.kernels.products import Product, product_of
 from torch_cudal1.kernels.trace import trace
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
@@ -133,19 +133,26 @@ def test_a_nonsense_schedule_is_refused_by_name(change: dict[str, Any], word: st
         lower(product_program(), Proposal("gemm", config))
 
 
-def test_schedules_are_ordered_by_their_bound_and_split_where_tiles_do_not_fill_the_device() -> None:
-    _, deep = product_of(
-        tuple(o.node for o in trace(product_program(torch.mm, torch.empty(64, 65536), torch.empty(65536, 64))).outputs)
-    )
-    found = schedules(deep, 90, most=100)
-    bounds = [bound_s(deep, one) for one in found]
-    assert bounds == sorted(bounds)
-    assert found[0].split > 16
-    _, large = product_of(
-        tuple(o.node for o in trace(product_program(torch.mm, torch.empty(8192, 8192), torch.empty(8192, 8192))).outputs)
-    )
-    assert {one.split for one in schedules(large, 90, most=100)} == {1}
-    assert schedules(large, 90)[0].method == "packed-f16x3"
+def large(m: int, n: int, k: int) -> Product:
+    with torch.device("meta"):
+        program = product_program(torch.mm, torch.empty(m, k), torch.empty(k, n))
+    return product_of(tuple(o.node for o in trace(program).outputs))[1]
+
+
+def test_the_first_schedules_have_small_bounds_and_differ() -> None:
+    product = large(4096, 4096, 4096)
+    found = schedules(product, 90, most=100)
+    bounds = [bound_s(product, one) for one in found]
+    assert bounds[0] == min(bounds)
+    assert found[0].method == "packed-f16x3"
+    assert len({one.method for one in found[:4]}) >= 2
+    of_method = [bound_s(product, one) for one in found if one.method == "bf16x6"]
+    assert of_method == sorted(of_method)
+
+
+def test_products_are_split_where_tiles_do_not_fill_the_device() -> None:
+    assert schedules(large(64, 64, 65536), 90)[0].split > 16
+    assert {one.split for one in schedules(large(8192, 8192, 8192), 90, most=100)} == {1}
 
 
 def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:

@@ -47,6 +47,7 @@ METHODS = {
     "fold": Method(0, False, 80, 1.0e13, 0),
 }
 FP32_METHODS = frozenset(name for name, method in METHODS.items() if method.itemsize == 4)
+_SAME_METHOD = 1.5  # how much slower than its bound another schedule of a method counts
 _FOLD_COLUMNS = 4  # more vectors than this and the matrix would be read too often
 
 
@@ -130,9 +131,16 @@ _PIECES = {"packed-f16x3": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
 
 
 def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
-    """At most `most` schedules for `product` on `sm`, those with the smallest bound first. `rights`: classes that may use TF32."""
+    """At most `most` schedules for `product` on `sm`, smallest bound first. `rights`: op classes that may use TF32.
+
+    Each further schedule of a method counts as slower: the first few should differ in what the bound does not know.
+    """
     found = [s for name in METHODS if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
-    return tuple(sorted(found, key=lambda s: bound_s(product, s))[:most])
+    ranked: list[tuple[float, Schedule]] = []
+    for one in sorted(found, key=lambda s: bound_s(product, s)):
+        before = sum(s.method == one.method for _, s in ranked)
+        ranked.append((bound_s(product, one) * _SAME_METHOD**before, one))
+    return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0])[:most])
 
 
 def read(proposal: Proposal) -> Schedule:
