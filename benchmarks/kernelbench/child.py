@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     line.stage("load")
     made = import_source(args.spec.with_suffix(".py"))
     bench = Bench(made, job, line, spec)
-    size = footprint(made, bench.device, job.mode)
+    size = footprint(made, job.mode)
     with torch.no_grad():
         _prepare(bench, size)
         row = _measured(bench, size)

@@ -30,6 +30,7 @@ __all__ = ["Broken", "Crew", "Plan", "Result"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _TICK_S = 0.1
+_GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
@@ -202,7 +203,8 @@ class Crew:
         if kind == "memory":
             size = message["bytes"]
             one.granted, one.waits, one.asked = 0, "memory", time.monotonic()
-            one.wanted = self.plan.memory_bytes if size is None or one.alone else min(int(size), self.plan.memory_bytes)
+            guess = self.plan.memory_bytes // _GUESS if size is None else int(size)
+            one.wanted = self.plan.memory_bytes if one.alone else min(guess, self.plan.memory_bytes)
         elif kind == "quiet":
             one.waits, one.asked = "quiet", time.monotonic()
         elif kind == "stage":

@@ -41,7 +41,7 @@ class Line:
         send(self._connection, {"tell": "row", "row": row})
 
     def memory(self, size_bytes: int | None) -> None:
-        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown, all of it."""
+        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown."""
         self._ask({"ask": "memory", "bytes": size_bytes})
 
     @contextmanager

@@ -68,12 +68,14 @@ def make_inputs(made: Made, device: torch.device, seed: int) -> tuple[Any, ...]:
     return tuple(pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs)))
 
 
-def footprint(made: Made, device: torch.device, mode: str) -> int | None:
-    """Bytes that one eager call takes at most, estimated without making any tensor; None where that cannot be told."""
+def footprint(made: Made, mode: str) -> int | None:
+    """Bytes that one eager call takes at most, estimated without making any tensor; None where that cannot be told.
+
+    On a pretended CPU wherever it runs later: sizes are the same, and nothing of cuDNN's asks for real memory.
+    """
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
-            with torch.device(device):
-                module, inputs = made.module().train(mode == "train"), made.source.get_inputs()
+            module, inputs = made.module().train(mode == "train"), made.source.get_inputs()
             held: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
             outputs.sizes.clear()
             module(*inputs)

@@ -205,15 +205,15 @@ def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: 
 
 def test_memory_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
     large = made(tmp_path, DIAGONAL.replace("512", "1_000_000"))  # 1 GB of inputs, and a diagonal matrix of 4 TB
-    size = footprint(large, CPU, "eval")
+    size = footprint(large, "eval")
     assert size is not None
     assert 4e12 < size < 5e12
-    small = footprint(made(tmp_path), CPU, "eval")
+    small = footprint(made(tmp_path), "eval")
     assert small == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
 
 
 def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
-    assert footprint(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), CPU, "eval") is None
+    assert footprint(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval") is None
 
 
 def test_a_file_without_the_three_names_is_refused(tmp_path: Path) -> None:

@@ -113,9 +113,13 @@ def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path)
     assert (sorted(found), left) == (["1/1", "1/2", "1/3"], 0)
 
 
-def test_a_task_of_unknown_or_enormous_size_gets_all_there_is(tmp_path: Path) -> None:
-    found, left = run(tmp_path, "line.memory(None); " + GOOD, "line.memory(10 ** 15); " + GOOD)
-    assert (len(found), left) == (2, 0)
+def test_an_enormous_task_gets_all_there_is_and_one_of_unknown_size_a_quarter(tmp_path: Path) -> None:
+    enormous = "line.memory(10 ** 15); note('enormous'); " + GOOD
+    unknown = "line.memory(None); note('unknown')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
+    beside = "line.memory(75); note('beside'); (folder / 'go').touch(); " + GOOD
+    found, left = run(tmp_path, unknown, beside, enormous)
+    assert (len(found), left) == (3, 0)
+    assert notes(tmp_path)[-1][1] == "enormous" or notes(tmp_path)[0][1] == "enormous"
 
 
 @pytest.mark.parametrize("freeze", [True, False])
