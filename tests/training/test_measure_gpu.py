@@ -1,0 +1,95 @@
+"""The evaluator on a GPU: what it rewards repeats, what cheats there is refused, and lanes share the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.bench_evaluator import _CHAIN, _REFERENCE, programs
+from tests.training.sources import program
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.naive import NaiveEvaluator
+from torch_cudal1.training.records import TrainingTask
+
+pytestmark = pytest.mark.gpu
+ROWS, WIDTH = 4096, 4096  # 50 us and more on the fastest of GPUs
+TASK = TrainingTask(_CHAIN, _REFERENCE.format(result=_CHAIN, rows=ROWS, width=WIDTH))
+SIDE_STREAM = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = torch.cuda.Stream()
+    def forward(self, x):
+        y = torch.empty_like(x)
+        with torch.cuda.stream(self.own):
+            y.copy_(torch.relu(x)).mul_(2).add_(1)
+        return y
+"""
+REPLAYED = """
+import torch
+SEEN = {}
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        key = x.data_ptr()
+        if key not in SEEN:
+            SEEN[key] = torch.relu(x) * 2 + 1
+        return SEEN[key]
+"""
+
+
+@pytest.fixture(scope="module")
+def terms(tmp_path_factory: pytest.TempPathFactory) -> Terms:
+    return Terms(Settings(), Contract(), torch.device("cuda"), tmp_path_factory.mktemp("locks"))
+
+
+@pytest.fixture(scope="module")
+def evaluator(terms: Terms) -> Iterator[JudgeEvaluator]:
+    with JudgeEvaluator(terms, lanes=2) as made:
+        yield made
+
+
+def test_right_triton_programs_have_scores_and_wrong_ones_have_none(evaluator: JudgeEvaluator) -> None:
+    stream = programs(_CHAIN, "cuda", WIDTH)
+    asked = [next(stream) for _ in range(8)]
+    found = evaluator.measure(TASK, asked)
+    for index, one in enumerate(found):
+        assert one.outcome == ("wrong" if index % 4 == 3 else "ok"), one
+        assert one.score is None or one.score > 1.0
+
+
+def test_the_same_program_measured_twice_has_nearly_the_same_score(evaluator: JudgeEvaluator) -> None:
+    asked = next(programs(_CHAIN, "cuda", WIDTH))
+    twins = [program(f"twin {index}", asked.source + f"\n# {index}\n") for index in range(4)]
+    scores = [one.score for one in evaluator.measure(TASK, twins)]
+    assert None not in scores
+    logs = [math.log(score) for score in scores if score is not None]
+    assert max(logs) - min(logs) < 0.05
+
+
+@pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
+def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> None:
+    (found,) = evaluator.measure(TASK, [program("cheat " + text, text)])
+    assert found.outcome in ("hack", "wrong", "run"), found
+
+
+def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
+    with NaiveEvaluator(terms) as naive:
+        (found,) = naive.measure(TASK, [program("p", SIDE_STREAM)])
+    assert found.outcome in ("ok", "unstable", "wrong")
+
+
+def test_programs_of_templates_share_processes(tmp_path: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+    stream = programs(_CHAIN, "cuda", WIDTH)
+    with JudgeEvaluator(own) as evaluator:
+        found = evaluator.measure(TASK, [next(stream) for _ in range(6)])
+        assert [one.outcome for one in found].count("ok") >= 4, found
+        assert evaluator.seconds["start"] < 60
