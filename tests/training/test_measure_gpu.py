@@ -18,7 +18,7 @@ from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.records import TrainingTask
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 ROWS, WIDTH = 4096, 4096  # 50 us and more on the fastest of GPUs
 TASK = TrainingTask(_CHAIN, _REFERENCE.format(result=_CHAIN, rows=ROWS, width=WIDTH))
 SIDE_STREAM = """
@@ -83,7 +83,8 @@ def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> No
 def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
     with NaiveEvaluator(terms) as naive:
         (found,) = naive.measure(TASK, [program("p", SIDE_STREAM)])
-    assert found.outcome in ("ok", "unstable", "wrong")
+    assert found.outcome in ("ok", "unstable"), found  # right, as far as it looks
+    assert found.score is None or found.score > 2
 
 
 def test_programs_of_templates_share_processes(tmp_path: Path) -> None:
