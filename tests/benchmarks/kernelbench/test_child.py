@@ -150,6 +150,23 @@ def test_a_baseline_that_computes_something_else_is_no_denominator(tmp_path: Pat
     assert (row["best"], list(row["against"][OURS])) == (EAGER, [EAGER, "best"])
 
 
+def test_a_task_that_draws_numbers_keeps_its_compiled_baselines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reseeded(module: nn.Module, *given: Any) -> Any:
+        torch.manual_seed(12345)  # as Inductor, which draws other numbers than eager
+        return module(*given)
+
+    starts = {**baselines.STARTS, COMPILE: lambda module, _: lambda *given: reseeded(module, *given)}
+    monkeypatch.setattr(child, "STARTS", starts)
+    served(lambda module, *given: module(*given), monkeypatch)
+    row = rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64, dtype=torch.float32) + a[:64]")))
+    assert {name: column["status"] for name, column in row["columns"].items()} == {EAGER: "ok", COMPILE: "ok", OURS: "ok"}
+    served(reseeded, monkeypatch)  # of the package's own column eager's very numbers are expected
+    assert (
+        rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "torch.rand(64) + a[:64]")))["columns"][OURS]["status"]
+        == "wrong"
+    )
+
+
 def test_a_task_that_eager_cannot_run_has_no_times_and_says_why(tmp_path: Path, fast: None) -> None:
     row = rowed(bench(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "a @ a @ b")))
     assert {column["status"] for column in row["columns"].values()} == {"failed"}
