@@ -45,6 +45,7 @@ def test_other_seeds_tasks_and_generations_draw_otherwise(name: str) -> None:
             database.add(Sample(f"{task}{index}", Measured(task, f"program {index}", "ok", score * (1 + index / 100))))
     database.commit()
     first = database.view()
+    database.add(Sample("of another task", Measured("v", "program", "ok", 1.0)))
     database.commit()
     chosen = selector(name)
     drawn = [exemplars(chosen, seed, "t", first) for seed in range(20)]
