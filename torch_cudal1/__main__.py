@@ -131,6 +131,12 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", type=Path, metavar="FILE", help="with --compare: JSON of prices and watts by GPU name")
 
 
+def _ahead(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--with-inductor", action="store_true", help="also store what Inductor compiles, for machines without compiler"
+    )
+
+
 def _crew(parser: argparse.ArgumentParser) -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--devices", metavar="all|N,M", help="one worker for each of these GPUs; what is finished is not done again")
@@ -253,7 +259,7 @@ _COMMANDS = (
         "models",
         "warmup",
         "fill the cache for TARGET ahead of time",
-        (_target, *_RUN, _trust, _search, _training, _recorded, _crew, _page),
+        (_target, *_RUN, _trust, _search, _training, _recorded, _ahead, _crew, _page),
     ),
     _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN, _compare)),
     _Command(

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1 import guard, observe
+from torch_cudal1.compiled_ahead import inductor_options, ready
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import CacheMissError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
@@ -220,11 +221,13 @@ class _Served:
 def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice], place: Place) -> list[Swapped]:
     """Build every choice into its graph of the trace."""
     built, writes = [], any(graph.writes for graph in traced.graphs)
-    for item, choice in zip(lowered, choices, strict=True):
-        around = watched(choice, place, writes=writes)
-        front = None if isinstance(around, NotWatched) else around
-        built.append(swap(choice.region, choice.candidate, place.device, strictness=place.settings.strictness, around=front))
-        traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
+    how: dict[str, Any] = {"strictness": place.settings.strictness, "options": inductor_options(place)}
+    with ready([choice.region.key for choice in choices], place):
+        for item, choice in zip(lowered, choices, strict=True):
+            around = watched(choice, place, writes=writes)
+            front = None if isinstance(around, NotWatched) else around
+            built.append(swap(choice.region, choice.candidate, place.device, around=front, **how))
+            traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
     return built
 
 

@@ -6,10 +6,11 @@ of range is refused by name. Nothing is written to the environment, but by `repl
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -23,6 +24,7 @@ __all__ = [
     "Settings",
     "default_key_folder",
     "inherited_environment",
+    "path_with",
     "process_environment",
     "replace_environment",
 ]
@@ -75,6 +77,8 @@ class Settings:
     - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
     - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
       the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
+    - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own cache or signed by an allowed
+      publisher. These files are code that runs in this process.
     - llm_key: the key of a language model's server, sent to that server only; from the environment, never shown.
     """
 
@@ -105,6 +109,7 @@ class Settings:
     revoked: Path | None = None
     hub: str = ""
     hub_timeout_s: float = 10.0
+    inductor_files: bool = False
     llm_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +131,7 @@ class Settings:
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
-        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox", "ranks_agree"):
+        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox", "ranks_agree", "inductor_files"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
         if unknown := [name for name in self.without if name not in FAMILIES]:
@@ -175,6 +180,20 @@ class Settings:
 def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
     """The variables a child process is given: those in `names` and those that start with one of `prefixes`."""
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
+
+
+@contextlib.contextmanager
+def path_with(folder: str) -> Iterator[None]:
+    """PATH with `folder` at its end, for programs that this process starts meanwhile."""
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join(filter(None, [before, folder]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before
 
 
 def process_environment() -> dict[str, str]:

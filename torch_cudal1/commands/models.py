@@ -14,9 +14,10 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1 import targets
-from torch_cudal1.commands import compare, device, doctor, fleet
-from torch_cudal1.errors import TargetError
+from torch_cudal1.commands import ahead, compare, device, doctor, fleet
+from torch_cudal1.errors import SettingError, TargetError
 from torch_cudal1.explanation import Explanation, Plan, plain
+from torch_cudal1.fleet.task import Order
 from torch_cudal1.settings import Settings
 from torch_cudal1.view import page, report, text
 from torch_cudal1.view.terminal import ProgressCallback, Screen
@@ -41,11 +42,25 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 screen.problem(problem)
         else:
             _one_after_another(args, names, settings, progress, results, failed)
+        if args.with_inductor:
+            failed += _compiled_ahead(args, [r.target for r in results if not r.error], settings, progress)
     _show_warmed(results, resumed, screen)
     screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
     stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
     _write_page(args, screen, "cudal1 warmup", stories, settings)
     return _told(screen, failed) or (_FOUND_WRONG if any(r.error for r in results) else 0)
+
+
+def _compiled_ahead(args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback) -> list[str]:
+    """Store what Inductor compiles for these targets; what could not be, by target."""
+    if args.recorded is not None:
+        raise SettingError("--with-inductor", "--recorded", "one of both: files are collected for a target's own inputs")
+    order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, device.choose(args.device))
+    found: list[str] = []
+    for name in names:
+        progress(f"collecting what Inductor compiles for {name}", None)
+        found += [f"{name}: nothing compiled ahead: {reason}" for reason in ahead.collect([name], order).values()]
+    return found
 
 
 def _one_after_another(

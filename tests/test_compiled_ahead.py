@@ -1,0 +1,113 @@
+"""A start without a C++ compiler: what Inductor compiled elsewhere serves it if a publisher signed it and the settings allow it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.entries import plant, shifted
+from tests.signing import allow, make_signer
+from torch_cudal1.commands.ahead import collect
+from torch_cudal1.fleet.task import Order
+from torch_cudal1.settings import Settings
+from torch_cudal1.source.bundle import write_bundle
+from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.imported import import_bundle
+from torch_cudal1.source.inventory import take_inventory
+from torch_cudal1.targets import load
+
+MODEL = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Softmax(-1)).eval()
+    return module, (torch.ones(3, 8),)
+
+def undecided():
+    return torch.nn.Linear(5, 5).eval(), (torch.ones(3, 5),)
+"""
+START = """
+import json, sys
+import cudal1
+from torch_cudal1 import observe
+sys.path.insert(0, sys.argv[1])
+import model
+import torch
+module, inputs = model.make()
+with torch.no_grad():
+    own = module(*inputs)
+    cudal1.accelerate(module, inputs, on_miss="error", strictness="warn")
+    shift = float((module(*inputs) - own).mean())
+report = cudal1.report()
+told = [event.facts["reason"] for event in report.events if event.what in ("inductor_files_refused", "fallback")]
+print(json.dumps({"shift": round(shift, 3), "told": told, "fallbacks": report.counters.get("fallbacks", 0)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model, a bundle that a publisher of `publishers.toml` signed, and one of which the entries only."""
+    folder = tmp_path_factory.mktemp("shipped")
+    (folder / "model.py").write_text(MODEL)
+    target = f"{folder / 'model.py'}:make"
+    (loaded,) = load(target, device="cpu")
+    with torch.no_grad():
+        plant(loaded.module, loaded.inputs, folder / "made", change=shifted, schedule="inductor")
+    order = Order(Settings(cache_dir=folder / "made"))
+    problems = collect([target, f"{folder / 'model.py'}:undecided"], order)
+    assert list(problems) == [f"{folder / 'model.py'}:undecided"]
+    assert "no cached decision" in problems[f"{folder / 'model.py'}:undecided"]
+    cache = LocalCache(folder / "made")
+    signer = make_signer(folder)
+    assert not cache.sign(signer, lambda entry: True).failed  # the entries, and no alias
+    write_bundle(folder / "unsigned-files.bundle", take_inventory(cache).only())
+    assert not cache.sign(signer).failed
+    allow(folder / "publishers.toml", team=signer.public)
+    write_bundle(folder / "signed.bundle", take_inventory(cache).only())
+    return folder
+
+
+def started(shipped: Path, tmp_path: Path, bundle: str = "signed", **settings: str) -> dict[str, Any]:
+    """What a fresh process says that has an imported bundle, an empty Inductor cache, and no program on PATH."""
+    import_bundle(shipped / f"{bundle}.bundle", tmp_path / "cache")
+    (tmp_path / "no-programs").mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_CUDAL1_", "CXX"))}
+    environment |= {
+        "PATH": str(tmp_path / "no-programs"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "TORCH_CUDAL1_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCH_CUDAL1_PUBLISHERS": str(shipped / "publishers.toml"),
+        **{f"TORCH_CUDAL1_{name.upper()}": value for name, value in settings.items()},
+    }
+    done = subprocess.run([sys.executable, "-c", START, str(shipped)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_machine_without_a_compiler_runs_what_was_compiled_ahead(shipped: Path, tmp_path: Path) -> None:
+    assert started(shipped, tmp_path, inductor_files="true") == {"shift": 1.0, "told": [], "fallbacks": 0}
+
+
+def test_without_the_setting_nothing_of_it_is_taken_and_the_baseline_runs(shipped: Path, tmp_path: Path) -> None:
+    seen = started(shipped, tmp_path)
+    assert (seen["shift"], seen["fallbacks"]) == (0.0, 1)
+    assert "No working C++ compiler" in seen["told"][0]
+    assert not list((tmp_path / "inductor").rglob("*.so"))
+
+
+def test_files_that_nobody_signed_are_never_unpacked(shipped: Path, tmp_path: Path) -> None:
+    seen = started(shipped, tmp_path, bundle="unsigned-files", inductor_files="true")
+    assert (seen["shift"], seen["fallbacks"]) == (0.0, 1)
+    assert "is refused" in seen["told"][0]
+    assert "sign" in seen["told"][0]
+    assert not list((tmp_path / "inductor").rglob("*.so"))
