@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,24 @@ from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.selectors import selector
 from torch_cudal1.training.text_codec import TextCodec
 from torch_cudal1.view import text
-from torch_cudal1.view.terminal import Screen
+from torch_cudal1.view.terminal import ProgressCallback, Screen
 
 __all__ = ["run", "tasks_of"]
 
 _STORED, _FAILED, _NOT_FASTER = 0, 1, 4
 _SUCCESS = 1.01
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all tasks share. `keep`: how many of the best are tried for the cache."""
+
+    writer: Writer
+    evaluator: Checked
+    plan: Plan
+    place: Place
+    keep: int
+    out: Path
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -58,7 +70,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     with screen.progress() as progress, JudgeEvaluator(terms, lanes=args.lanes or _lanes(place)) as judge:
         for task in tasks:
             evaluator = Checked(judge, _checker(args, writer, cases), cases)
-            made.append(_evolved(task, writer, evaluator, plan, args, place, progress))
+            made.append(_evolved(task, _Job(writer, evaluator, plan, place, args.keep, args.out), progress))
             _show(screen, made[-1])
     _table(screen, made)
     screen.json(made)
@@ -124,33 +136,31 @@ def _checker(args: argparse.Namespace, writer: Writer, cases: CaseBase) -> RuleC
     return RuleChecker(cases) if args.checker == "rules" else ModelChecker(ask, cases, writer.name)
 
 
-def _evolved(
-    task: TrainingTask, writer: Writer, evaluator: Checked, plan: Plan, args: argparse.Namespace, place: Place, progress: Any
-) -> dict[str, Any]:
+def _evolved(task: TrainingTask, job: _Job, progress: ProgressCallback) -> dict[str, Any]:
     """One task's row. What is wrong with a task is told with its name, and the next one is done."""
-    folder = args.out / "".join(c if c.isalnum() or c in "-_." else "_" for c in task.id)[-120:]
-    name = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "the CPU it runs on"
+    folder = job.out / "".join(c if c.isalnum() or c in "-_." else "_" for c in task.id)[-120:]
+    name = torch.cuda.get_device_name(job.place.device) if job.place.device.type == "cuda" else "the CPU it runs on"
     try:
-        with Evolution(task, writer, TextCodec(name), evaluator, folder) as evolution:
-            evaluator.learn(list(evolution.database.samples()))
-            found = evolution.run(plan, progress)
-        adopted = _adopted(task, found, args.keep, place, writer.name, progress)
+        with Evolution(task, job.writer, TextCodec(name), job.evaluator, folder) as evolution:
+            job.evaluator.learn(list(evolution.database.samples()))
+            found = evolution.run(job.plan, progress)
+        adopted = _adopted(task, found, job, progress)
     except (TargetError, EndpointError) as error:
         return _row(Evolved(task.id, 0, None, (), {}, Spent()), [], str(error))
     return _row(found, adopted, "")
 
 
-def _adopted(task: TrainingTask, found: Evolved, keep: int, place: Place, writer: str, progress: Any) -> list[Adopted]:
+def _adopted(task: TrainingTask, found: Evolved, job: _Job, progress: ProgressCallback) -> list[Adopted]:
     """The best in turn, until one is stored. Raises SandboxError."""
     tried: list[Adopted] = []
-    winners = [entry for entry in found.winners if entry.score > _SUCCESS][:keep]
+    winners = [entry for entry in found.winners if entry.score > _SUCCESS][: job.keep]
     if not winners:
         return tried
-    job = PairJob(place.settings, place.contract, place.device, gradients=False, trust="foreign")
-    with Adoption(place, job, progress) as adoption:
+    pair = PairJob(job.place.settings, job.place.contract, job.place.device, gradients=False, trust="foreign")
+    with Adoption(job.place, pair, progress) as adoption:
         for entry in winners:
             claims = {"train_score": entry.score, "measured": entry.count}
-            one = Task(f"generate:{task.id}", task.id, task.reference, entry.program, claims, {"writer": writer})
+            one = Task(f"generate:{task.id}", task.id, task.reference, entry.program, claims, {"writer": job.writer.name})
             try:
                 tried.append(adoption.adopt(one))
             except SandboxError:

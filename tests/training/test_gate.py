@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from torch_cudal1.training.gate import Gate
+
+CPU = torch.device("cpu")
+LONG_S = 60.0
+
+
+def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(tmp_path: Path) -> None:
+    gates = [Gate(tmp_path, CPU) for _ in range(4)]
+    order: list[str] = []
+    timing, leave = threading.Event(), threading.Event()
+
+    def alone() -> None:
+        with gates[2].alone():
+            order.append("alone")
+            timing.set()
+            assert leave.wait(LONG_S)
+            order.append("alone is done")
+
+    def late() -> None:
+        with gates[3].shared():
+            order.append("late")
+
+    with gates[0].shared(), gates[1].shared():
+        timer = threading.Thread(target=alone)
+        timer.start()
+        assert not timing.wait(0.2)
+    assert timing.wait(LONG_S)
+    newcomer = threading.Thread(target=late)
+    newcomer.start()
+    newcomer.join(0.2)
+    assert order == ["alone"]
+    leave.set()
+    timer.join(LONG_S)
+    newcomer.join(LONG_S)
+    assert order == ["alone", "alone is done", "late"]
+    for gate in gates:
+        gate.close()
+
+
+def test_the_lock_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
+    code = """
+import os, sys, torch
+from pathlib import Path
+from torch_cudal1.training.gate import Gate
+gate = Gate(Path(sys.argv[1]), torch.device("cpu"))
+gate.alone().__enter__()
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
+    gate = Gate(tmp_path, CPU)
+    with gate.alone():
+        pass
+    gate.close()
