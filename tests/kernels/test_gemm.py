@@ -40,6 +40,7 @@ PACKED = (
     Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 1, 1, 2),
     Schedule("packed-bf16x6", 128, 96, 64, 8, 2, 8),
     Schedule("packed-f16x1", 128, 64, 64, 8, 8, 8, 1, 4),
+    Schedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
 )
 needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason=nvrtc_status()[1])
 Facts = dict[str, list[dict[str, Any]]]
@@ -124,6 +125,9 @@ def test_what_is_not_one_product_with_element_wise_steps_is_refused(function: An
         ({"split": 0}, "positive"),
         ({"depth": "deep"}, "number"),
         ({"method": "packed-f16x3", "rows": 64}, "packed tile"),
+        ({"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "promote": 0}, "less exact"),
+        ({"method": "packed-f16x3", "rows": 128, "columns": 128, "depth": 64, "cluster": 3}, "cluster"),
+        ({"cluster": 2}, "cluster"),
         ({"method": "packed-f16x3", "rows": 128, "columns": 256, "depth": 64}, "packed tile"),
     ],
 )

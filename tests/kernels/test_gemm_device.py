@@ -23,12 +23,15 @@ SCHEDULES = {
     "tf32x3": Schedule("tf32x3", 128, 64, 32, 8, 3),
     "packed-f16x3": Schedule("packed-f16x3", 128, 128, 64, 8, 3),
     "packed-f16x3, wide": Schedule("packed-f16x3", 128, 192, 64, 8, 2),
-    "packed-f16x3, two depths": Schedule("packed-f16x3", 128, 64, 64, 8, 4, 2, 1, 2),
+    "packed-f16x3, narrow": Schedule("packed-f16x3", 128, 64, 64, 8, 4, 2),
+    "packed-f16x3, in pairs": Schedule("packed-f16x3", 128, 128, 64, 8, 3, 4, 1, 1, 2),
     "packed-bf16x6": Schedule("packed-bf16x6", 128, 128, 64, 8, 2),
 }
 FAST = {
     "tf32": Schedule("tf32", 128, 128, 32, 8, 3),
     "packed-f16x1": Schedule("packed-f16x1", 128, 192, 64, 8, 4, 8, 1, 2),
+    "packed-f16x1, never promoted": Schedule("packed-f16x1", 128, 256, 64, 8, 4, 8, 1, 0),
+    "packed-f16x1, in pairs": Schedule("packed-f16x1", 128, 256, 64, 8, 4, 4, 1, 0, 2),
 }
 
 

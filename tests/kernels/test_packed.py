@@ -20,6 +20,7 @@ THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
 SIX = Schedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
 PAIR = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2, 1, 1, 2)
 ONE = Schedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
+NEVER = Schedule("packed-f16x1", 128, 64, 64, 8, 2, 8, 1, 0)
 
 
 def normal(*shape: int) -> Tensor:
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]]
     "a pair of blocks shares columns": (PAIR, lambda a, b: a.t() @ b, (normal(200, 250), normal(200, 60)), 1.5),
     "rows far apart": (THREE, torch.mm, far_apart(), 1.5),
     "hidden by a huge number": (THREE, torch.mm, hidden(30, 70), 1.01),
+    "tf32's accuracy, never promoted": (NEVER, lambda a, b: a @ b, (normal(33, 192), normal(192, 34)), 5e3),
     "tf32's accuracy": (ONE, lambda a, b: F.relu(a @ b), (normal(33, 192), normal(192, 34)), 5e3),
 }
 

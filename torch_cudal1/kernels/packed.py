@@ -84,7 +84,8 @@ def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
     half, planes, products = _PIECES[schedule.method]
     segments = min(8, math.ceil(math.ceil(product.k / _DEPTH) / 4))  # each block that packs reads what all of them noted
     height = _ROWS * schedule.cluster
-    chunks = math.ceil(product.k / _DEPTH / schedule.promote) * schedule.promote
+    together = max(1, schedule.promote)
+    chunks = math.ceil(product.k / _DEPTH / together) * together
     return {
         "HALF": half,
         "PLANES": planes,

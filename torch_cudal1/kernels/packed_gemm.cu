@@ -10,8 +10,8 @@
 // fp32 registers, which round. A tile that has a NaN, an infinity or numbers the pieces do not hold is computed again, with plain fp32 FMA
 // from A and B themselves, in the order of k.
 //
-// Constants: HALF (1: fp16 pieces with row scales, 0: bf16), PLANES, PRODUCTS (1, 3 or 6), BM = 128, BN (multiple of 32 up to 192), STAGES,
-// PROMOTE, GROUP, CLUSTER (blocks that share columns of B: 1 or 2); M, N, K; A_ROW, A_K, A_BATCH, A_OFFSET, A_BATCHES and the same of B: strides in elements, how many matrices there are;
+// Constants: HALF (1: fp16 pieces with row scales, 0: bf16), PLANES, PRODUCTS (1, 3 or 6), BM = 128, BN (multiple of 32 up to 192; to 256 without promotion), STAGES,
+// PROMOTE (0: never), GROUP, CLUSTER (blocks that share columns of B: 1 or 2); M, N, K; A_ROW, A_K, A_BATCH, A_OFFSET, A_BATCHES and the same of B: strides in elements, how many matrices there are;
 // M_PAD (multiple of BM * CLUSTER), N_PAD (of BN), CHUNKS (64 of k each, a multiple of PROMOTE), SEGMENTS of SEGMENT chunks to measure, PACK_CHUNKS a
 // block packs; ACC = BN / 2; PAIRS (columns 2i and 2i + 1 of C are one
 // aligned float2). Words that the generator replaces: MEASURE, PACK, MULTIPLY, INDEX, WGMMA_DEFINITION, TAIL_DEFINITION, TAIL_PARAMETERS, TAIL_ARGUMENTS.
@@ -376,28 +376,46 @@ __device__ __forceinline__ void release(u32 barrier, int lane) {
   }
 }
 
+// All products of a stage, started: d is written when they are waited for
+__device__ __forceinline__ void start(float (&d)[ACC], u32 ring, int stage, int group, bool first) {
+  const u64 left = descriptor(ring + stage * STAGE + group * 64 * BK * 2), right = descriptor(ring + stage * STAGE + STAGE_A);
+  fence_wgmma();
+#pragma unroll
+  for (int p = 0; p < PRODUCTS; ++p) {
+#pragma unroll
+    for (int k = 0; k < BK / 16; ++k)
+      WGMMA(d, left + left_plane(p) * (BM * BK * 2 / 16) + 2 * k, right + right_plane(p) * (BN * BK * 2 / 16) + 2 * k, !(first && p == 0 && k == 0));
+  }
+  commit_wgmma();
+}
+
 // One warpgroup: 64 rows of the tile
 __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u32 empty, int group, int lane) {
+  int stage = 0, turn = 0, before = 0;
+#if PROMOTE == 0
+#pragma unroll 1
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    wait(full + 8 * stage, turn & 1);
+    start(sum, ring, stage, group, chunk == 0);
+    if (chunk > 0) {
+      wait_wgmma<1>();
+      release(empty + 8 * before, lane);
+    }
+    before = stage;
+    if (++stage == STAGES) stage = 0, ++turn;
+  }
+  wait_wgmma<0>();
+  release(empty + 8 * before, lane);
+#else
   float part[ACC];
 #pragma unroll
   for (int i = 0; i < ACC; ++i) sum[i] = 0.0f;
-  int stage = 0, turn = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < CHUNKS; chunk += PROMOTE) {
-    int before = 0;
 #pragma unroll
     for (int inner = 0; inner < PROMOTE; ++inner) {
       wait(full + 8 * stage, turn & 1);
-      const u64 left = descriptor(ring + stage * STAGE + group * 64 * BK * 2), right = descriptor(ring + stage * STAGE + STAGE_A);
-      fence_wgmma();
-#pragma unroll
-      for (int p = 0; p < PRODUCTS; ++p) {
-#pragma unroll
-        for (int k = 0; k < BK / 16; ++k)
-          WGMMA(part, left + left_plane(p) * (BM * BK * 2 / 16) + 2 * k, right + right_plane(p) * (BN * BK * 2 / 16) + 2 * k,
-                !(inner == 0 && p == 0 && k == 0));
-      }
-      commit_wgmma();
+      start(part, ring, stage, group, inner == 0);
       if (inner > 0) {
         wait_wgmma<1>();
         release(empty + 8 * before, lane);
@@ -410,6 +428,7 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
 #pragma unroll
     for (int i = 0; i < ACC; ++i) sum[i] += part[i];
   }
+#endif
 }
 
 // The same sums in plain fp32, for tiles the pieces do not hold: 16 of k at a time through shared memory
