@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -104,9 +105,8 @@ def test_right_programs_match_float64_on_ragged_shapes_and_wrong_ones_do_not(nam
     inputs = inputs_of(task)
     exact = ran(task.reference, "Model", [one.double() if one.is_floating_point() else one for one in inputs])
     eager = ran(task.reference, "Model", inputs)
-    for program in CPU.programs(task):
-        if program.hack:
-            continue
+    honest = [program for program in CPU.programs(task) if not program.hack]
+    for program in random.Random(name).sample(honest, 16):
         found = CPU.decode(task, program.text)
         assert isinstance(found, Decoded)
         result = ran(found.source, "ModelNew", inputs)
