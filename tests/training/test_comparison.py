@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_cudal1.training.comparison import comparisons, crossed, stage_rise, stage_tables, summaries
+from torch_cudal1.training.comparison import ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
 from torch_cudal1.training.exam import best_curve
 from torch_cudal1.training.plan import HeldOut, Plan
 from torch_cudal1.training.report import experiment_page, run_sections, tables_of
@@ -17,7 +17,7 @@ PLAN = Plan(name="known", device="cpu", endpoint="Made up.", held_out=HeldOut(me
 TASKS = tuple(f"t{i}" for i in range(12))
 
 
-def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0) -> dict[str, Any]:
+def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: bool = False) -> dict[str, Any]:
     """A result whose held-out bests are those of its seed and task times (1 + gain); the first `failing` tasks have none."""
 
     def tested(task: str) -> dict[str, Any]:
@@ -43,8 +43,10 @@ def result(arm: str, seed: int, *, gain: float = 0.0, failing: int = 0) -> dict[
               "undecodable": 0.1} for i in range(12)]  # fmt: skip
     own = {"A4": "none", "A5": "random"}.get(arm, "bucket")
     tests = {name: {task: tested(task) for task in TASKS} for name in dict.fromkeys((own, "none", "bucket"))}
-    return {"plan": PLAN.digest, "label": "synthetic", "arm": arm, "seed": seed, "own": own, "stages": stages, "exam": exam,
-            "curve": curve, "held_out": tests, "kinds": {"shape": list(TASKS[:8]), "family": list(TASKS[8:])}}  # fmt: skip
+    optimum = dict.fromkeys(TASKS, 2.0) if known else {}
+    kinds = {"shape": list(TASKS[:8]), "family": list(TASKS[8:])}
+    told = {"plan": PLAN.digest, "label": "synthetic", "arm": arm, "seed": seed, "own": own, "kinds": kinds, "optimum": optimum}
+    return {**told, "stages": stages, "exam": exam, "curve": curve, "held_out": tests}
 
 
 def arms(gains: Mapping[str, float], seeds: int = 4) -> list[dict[str, Any]]:
@@ -116,6 +118,17 @@ def test_a_curve_of_bests_is_a_mean_over_tasks_that_never_falls():
     curve = best_curve(one["held_out"]["bucket"], TASKS)
     assert len(curve) == 4
     assert curve == sorted(curve)
+
+
+def test_the_ceiling_is_shown_where_every_program_was_measured():
+    results = [result("A6", seed, known=True) for seed in range(2)]
+    assert ceilings(results) == pytest.approx({"shape": 2.0, "family": 2.0})
+    (one,) = summaries(results, PLAN)
+    wanted = [1.5 + random.Random(f"{seed}/{task}").random() >= 1.9 for seed in range(2) for task in TASKS[:8]]
+    assert one.reached["shape"] == sum(wanted) / len(wanted)
+    assert 0 < one.reached["shape"] < 1
+    assert "the best there is" in experiment_page(PLAN, results, {})
+    assert ceilings(arms({"A6": 0.0})) == {}
 
 
 def test_the_page_says_what_was_compared_and_warns_of_few_seeds():

@@ -201,3 +201,13 @@ def test_a_sample_from_an_uncommitted_round_is_not_lost_and_not_shown(tmp_path: 
         assert not again.view().entries("t")
         again.commit()
         assert again.view().entries("t")
+
+
+def test_settling_again_makes_no_further_generation(tmp_path: Path) -> None:
+    with Database(tmp_path / "db.jsonl") as database:
+        database.add(good("a", "p", 1.5))
+        assert [database.settle(), database.settle()] == [1, 1]
+    with Database(tmp_path / "db.jsonl") as again:
+        assert again.settle() == 1
+        again.add(good("b", "q", 1.5))
+        assert again.settle() == 2

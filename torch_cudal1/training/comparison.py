@@ -16,7 +16,7 @@ from typing import Any
 from torch_cudal1.training.plan import ARMS, COMPARISONS, PRIMARY, Plan
 from torch_cudal1.training.statistics import Difference, TableRow, auc, holm, paired_difference, table_row
 
-__all__ = ["Comparison", "Summary", "comparisons", "crossed", "stage_rise", "stage_tables", "summaries"]
+__all__ = ["Comparison", "Summary", "ceilings", "comparisons", "crossed", "stage_rise", "stage_tables", "summaries"]
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -49,10 +49,11 @@ class Summary:
     seeds: int
     success: float
     speedup: float
-    log_speedup: float
+    log_speedup: float | None  # of successes; None without any
     best: Mapping[str, float]  # kind and measurements to geometric mean, such as "shape 64"
     area: Mapping[str, float]
     deviation: float | None  # of log best at the last measurement, held-out shapes or what there is first
+    reached: Mapping[str, float]  # kind to the share of tasks whose best came within 5 % of the best there is; {} if unknown
 
 
 def comparisons(results: Results, plan: Plan) -> list[Comparison]:
@@ -134,9 +135,25 @@ def summaries(results: Results, plan: Plan) -> list[Summary]:
             if spread is None and len(own) > 1:
                 spread = statistics.stdev(statistics.fmean(row) for row in _logs(own, "", kind, max(plan.held_out.reported)))
         exams = [one["exam"] for one in own]
-        means = [statistics.fmean(exam[name] or 0.0 for exam in exams) for name in ("success", "speedup", "log_speedup")]
-        found.append(Summary(arm.name, arm.title, len(own), means[0], means[1], means[2], best, area, spread))
+        means = [statistics.fmean(exam[name] for exam in exams) for name in ("success", "speedup")]
+        log_means = [exam["log_speedup"] for exam in exams if exam["log_speedup"] is not None]
+        reached = {kind: _reached(own, kind) for kind in kinds if own[0]["optimum"]}
+        found.append(Summary(arm.name, arm.title, len(own), means[0], means[1], _mean(log_means), best, area, spread, reached))
     return found
+
+
+def ceilings(results: Results) -> dict[str, float]:
+    """For training tasks and each kind of held-out ones the geometric mean of the best there is; none where it is not known."""
+    if not results or not results[0]["optimum"]:
+        return {}
+    kinds, optimum = results[0]["kinds"], results[0]["optimum"]
+    held_out = {task for tasks in kinds.values() for task in tasks}
+    groups = {"train": [task for task in optimum if task not in held_out], **kinds}
+    return {
+        kind: math.exp(statistics.fmean(math.log(max(1.0, optimum[task] or 1.0)) for task in tasks))
+        for kind, tasks in groups.items()
+        if tasks
+    }
 
 
 def _paired(
@@ -166,6 +183,20 @@ def _tests(result: Mapping[str, Any], test: str, kind: str) -> list[Mapping[str,
 def _area(result: Mapping[str, Any], kind: str) -> float:
     curves = [[max(1.0, score or 1.0) for score in told["curve"]] or [1.0] for told in _tests(result, "", kind)]
     return statistics.fmean(auc(curve) for curve in curves)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _reached(results: Results, kind: str) -> float:
+    """Shares of tasks, over seeds. Noise can lift a score above the optimum as it was measured: that counts."""
+    shares = []
+    for one in results:
+        for task, told in zip(one["kinds"][kind], _tests(one, "", kind), strict=True):
+            optimum, last = one["optimum"][task], told["curve"][-1] if told["curve"] else None
+            shares.append(optimum is None or max(1.0, last or 1.0) >= 0.95 * max(1.0, optimum))
+    return statistics.fmean(shares)
 
 
 def _kinds(results: Results) -> list[str]:

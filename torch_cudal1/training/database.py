@@ -147,6 +147,10 @@ class Database:
         self._write(_sample_json(sample))
         return True
 
+    def settle(self) -> int:
+        """`commit` where a sample is not committed yet: asked again after a kill, it makes no further generation."""
+        return self.commit() if self._pending else self.generation
+
     def commit(self) -> int:
         """Make all samples so far a new generation, on the disk, and return its number."""
         self._write({"kind": "commit", "generation": self.generation + 1})

@@ -117,7 +117,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
         step = ContrastiveStep(recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget)
         _third_stage(step, writer, arm, plan, seed, cell, told)
         exam = examined(replace(recorder, stage="exam"), writer, Exam(selector=selector(arm.selector)))
-        curve = step_curve(appraiser.database, "rl", [task.id for task in bench.train])
+        curve = _with_log(step_curve(appraiser.database, "rl", [task.id for task in bench.train]), cell / "rl.log")
     tests = {}
     for name in dict.fromkeys((arm.selector, *(("none", "bucket") if arm.name in ("A4", "A6") else ()))):
         told(f"held-out tasks with exemplars {name!r}", None)
@@ -128,7 +128,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
     kinds = {kind: [task.id for task in tasks] for kind, tasks in bench.held_out.items()}
     stages = json.loads((base / "facts.json").read_text(encoding="utf-8"))
     found = {"plan": plan.digest, "label": bench.label, "arm": arm.name, "seed": seed, "own": arm.selector, "kinds": kinds}
-    return {**found, "stages": stages, "exam": exam, "curve": curve, "held_out": tests}
+    return {**found, "stages": stages, "exam": exam, "curve": curve, "held_out": tests, "optimum": _optimum(bench)}
 
 
 def _third_stage(step: ContrastiveStep, writer: Writer, arm: Arm, plan: Plan, seed: int, cell: Path, told: Told) -> None:
@@ -136,12 +136,37 @@ def _third_stage(step: ContrastiveStep, writer: Writer, arm: Arm, plan: Plan, se
         told(f"{arm.name}, seed {seed}: step {number + 1}", min(1.0, step.spent / plan.budget))
         return step(model, number)
 
+    def log(number: int, facts: Mapping[str, float]) -> None:
+        with (cell / "rl.log").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": number, "loss": facts["loss"], "entropy": facts["entropy"]}) + "\n")
+
     if arm.learns:
-        train(writer, gather, step.config, folder=cell / "rl", seed=seed)
+        train(writer, gather, step.config, folder=cell / "rl", seed=seed, log=log)
         return
     number = 0
     while number < step.config.steps and gather(writer, number) is not None:
         number += 1
+
+
+def _with_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]]:
+    """Entropy and loss beside what was measured, where a step was learned from; one that was done again says the same."""
+    logged: dict[int, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            told = json.loads(line)
+            logged[int(told["step"])] = {"entropy": float(told["entropy"]), "loss": float(told["loss"])}
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off by a kill
+    return [{**point, **logged.get(int(point["step"]), {})} for point in curve]
+
+
+def _optimum(bench: Bench) -> dict[str, float | None]:
+    """The best there is for each task where every program was measured: the ceiling of any search; {} where that is not known."""
+    best = getattr(bench.evaluator, "optimum", None)
+    if best is None:
+        return {}
+    found = {task.id: best(task.id) for task in (*bench.train, *bench.held_out_tasks)}
+    return {task: None if measured is None else measured.score for task, measured in found.items()}
 
 
 def _found_programs(plan: Plan, bench: Bench, seed: int, base: Path, told: Told) -> None:
@@ -156,7 +181,7 @@ def _found_programs(plan: Plan, bench: Bench, seed: int, base: Path, told: Told)
                     break
                 (found,) = appraiser.appraise([Asked(f"found/{task.id}/{attempt}", task, finder.one(task, attempt), "found")])
                 known |= {found.program} if found.outcome == "ok" else set()
-        appraiser.database.commit()
+        appraiser.database.settle()
 
 
 def _begun(plan: Plan, bench: Bench, base: Path, seed: int) -> Writer:

@@ -63,10 +63,8 @@ class Recorder:
             one = shown[i // count]
             digests = tuple(digest(exemplar.program) for exemplar in one.exemplars)
             asked.append(Asked(self.name(key, i, count), one.task, text, self.stage, digests))
-        fresh = any(not self.appraiser.database.has(one.name) for one in asked)
         measured = self.appraiser.appraise(asked)
-        if fresh:
-            self.appraiser.database.commit()
+        self.appraiser.database.settle()
         return Sampled(shown, rollout, measured)
 
     def on_record(self, key: str, *, prompts: int, count: int) -> list[Measured]:
@@ -118,7 +116,7 @@ class Chance(Recorder):
             for i, shown in enumerate(one for one in drawn for _ in range(count))
         ]
         measured = self.appraiser.appraise(asked)
-        self.appraiser.database.commit()
+        self.appraiser.database.settle()
         empty = torch.zeros(len(asked), 1, dtype=torch.long)
         return Sampled(drawn, Rollout(empty, empty, empty, empty), measured)
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_cudal1.training.comparison import comparisons, crossed, stage_rise, stage_tables, summaries
+from torch_cudal1.training.comparison import ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
 from torch_cudal1.training.exam import best_curve
 from torch_cudal1.training.plan import ARMS, Plan
 from torch_cudal1.training.statistics import Difference, TableRow
@@ -97,19 +97,26 @@ def run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Secti
 
 
 def _arm_table(plan: Plan, results: Results) -> Table:
-    told = summaries(results, plan)
-    names = list(told[0].best) if told else []
+    told, ceiling = summaries(results, plan), ceilings(results)
+    names, kinds = (list(told[0].best), list(told[0].reached)) if told else ([], [])
     rows = [
         [
-            f"{one.arm} {one.title}", str(one.seeds), f"{one.success:.3f}", f"{one.speedup:.3f}", f"{one.log_speedup:+.3f}",
-            *(f"{one.best[name]:.3f}" for name in names), ABSENT if one.deviation is None else f"{one.deviation:.3f}",
+            f"{one.arm} {one.title}", str(one.seeds), f"{one.success:.3f}", f"{one.speedup:.3f}",
+            ABSENT if one.log_speedup is None else f"{one.log_speedup:+.3f}", *(f"{one.best[name]:.3f}" for name in names),
+            *(f"{one.reached[kind]:.2f}" for kind in kinds), ABSENT if one.deviation is None else f"{one.deviation:.3f}",
         ]
         for one in told
     ]  # fmt: skip
-    columns = ("arm", "seeds", "success", "mean", "log mean", *(f"held-out {name}" for name in names), "sd over seeds")
-    return Table(
-        "Arms: exam on training tasks; held-out: geometric mean of the best after so many programs, failures 1", columns, rows
+    if ceiling:
+        best = [f"{ceiling[name.split()[0]]:.3f}" for name in names]
+        rows.append(["the best there is", *[ABSENT] * 4, *best, *["1.00"] * len(kinds), ABSENT])
+    held_out = (*(f"held-out {name}" for name in names), *(f"within 5 %, {kind}" for kind in kinds))
+    columns = ("arm", "seeds", "success", "mean", "log mean", *held_out, "sd over seeds")
+    caption = (
+        "Arms: exam on training tasks; held-out: geometric mean of the best after so many programs, failures 1; "
+        "share of tasks that came within 5 % of the best there is"
     )
+    return Table(caption, columns, rows)
 
 
 def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
@@ -146,27 +153,38 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
     able, why = plots.available()
     if not able:
         return [f"No plots on this page: {why}."]
-    steps: dict[str, list[plots.Curve]] = defaultdict(list)
+    lines: dict[str, list[plots.Curve]] = defaultdict(list)
     for arm in ARMS:
         own = [one for one in results if one["arm"] == arm]
         if not own:
             continue
         for name in ("speedup", "success"):
-            steps[name].append(_over_seeds(arm, [one["curve"] for one in own], "step", name))
-        steps["best"].append(_over_seeds(arm, [one["curve"] for one in own], "programs", "best"))
+            lines[name].append(_over_seeds(arm, [one["curve"] for one in own], "step", name))
+        if all("entropy" in point for one in own for point in one["curve"]):
+            lines["entropy"].append(_over_seeds(arm, [one["curve"] for one in own], "step", "entropy"))
+        lines["train"].append(_over_seeds(arm, [one["curve"] for one in own], "programs", "best"))
         for kind, tasks in own[0]["kinds"].items():
             if tasks:
                 curves = [best_curve(one["held_out"][one["own"]], tasks) for one in own]
                 points = [[{"programs": float(i + 1), "best": y} for i, y in enumerate(curve)] for curve in curves]
-                steps[f"held-out {kind}"].append(_over_seeds(arm, points, "programs", "best"))
-    captions = {"speedup": "Mean speed-up of a training sample, failures 0", "success": "Share of training samples that succeed"}
-    found: list[str | Figure] = []
-    for name, lines in steps.items():
-        where = "training tasks" if name == "best" else f"{name} tasks"
-        caption = captions.get(name, f"Geometric mean of the best so far, {where}")
-        x, y = ("step" if name in captions else "different programs"), ("share" if name == "success" else "speed-up")
-        found.append(_drawn(lines, caption, x, y, name.replace(" ", "-")))
-    return found
+                lines[kind].append(_over_seeds(arm, points, "programs", "best"))
+    for kind, value in ceilings(results).items():
+        if places := [x for curve in lines[kind] for x in curve.x]:
+            ends = [min(places), max(places)]
+            lines[kind].append(plots.Curve("the best there is", ends, [value, value]))
+    return [_figure_of(name, drawn) for name, drawn in lines.items() if drawn]
+
+
+def _figure_of(name: str, lines: Sequence[plots.Curve]) -> Figure:
+    by_step = {
+        "speedup": ("Mean speed-up of a training sample, failures 0", "speed-up"),
+        "success": ("Share of training samples that succeed", "share"),
+        "entropy": ("Entropy of the policy, arms that learn", "nats a token"),
+    }
+    if name in by_step:
+        return _drawn(lines, by_step[name][0], "step", by_step[name][1], name)
+    where = "training tasks" if name == "train" else f"held-out tasks ({name})"
+    return _drawn(lines, f"Geometric mean of the best so far, {where}", "different programs", "speed-up", name)
 
 
 def _over_seeds(name: str, curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> plots.Curve:

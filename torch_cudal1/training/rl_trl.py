@@ -149,7 +149,7 @@ class Scenes:
         if _rank() != 0:
             for sample in told[0]:
                 self._database.add(sample)
-            self._database.commit()
+            self._database.settle()
 
 
 class Rewards:
@@ -184,7 +184,7 @@ class Rewards:
             for i, (task, text, shown) in enumerate(wanted)
         ]
         measured = recorder.appraiser.appraise(asked)
-        recorder.appraiser.database.commit()
+        recorder.appraiser.database.settle()
         if _world() > 1:
             self._scenes.mirror([_known(recorder.appraiser, one) for one in asked])
         rewards = [reward_of(one, step.reward) for one in measured]

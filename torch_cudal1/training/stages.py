@@ -90,7 +90,7 @@ def collect(
             appraiser.appraise(asked)
             if not open_:
                 break
-    appraiser.database.commit()
+    appraiser.database.settle()
     return problems
 
 
