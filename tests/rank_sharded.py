@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import torch_cudal1
 from tests.entries import plant, plant_compiled, shifted
 from torch_cudal1 import observe, ranks
+from torch_cudal1.backend import cudal1
 
 Seen = dict[str, Any]
 _CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -122,7 +123,7 @@ def blocks_compiled_and_sharded(here: Here) -> Seen:
     reference = nn.Sequential(here.block(), here.block())
     module = nn.Sequential(here.block(), here.block())
     for block in module:
-        block.compile(backend="cudal1", options=here.options("blocks"))
+        block.compile(backend=cudal1, options=here.options("blocks"))
         fully_shard(block, mesh=here.mesh)
     fully_shard(module, mesh=here.mesh)
     expected = reference[1](reference[0](here.x) + 1) + 1  # what rank 0 knows is visibly different
@@ -139,7 +140,7 @@ def tensor_parallel(here: Here) -> Seen:
 
 def tensor_parallel_compiled(here: Here) -> Seen:
     module, reference = here.tensor_parallel(), here.block()
-    compiled = torch.compile(module, backend="cudal1", options=here.options("tp-compiled"))
+    compiled = torch.compile(module, backend=cudal1, options=here.options("tp-compiled"))
     return compared(module, lambda: compiled(here.x), reference, reference(here.x))
 
 
@@ -169,7 +170,7 @@ def distributed_tensors(here: Here) -> Seen:
 def distributed_tensors_compiled(here: Here) -> Seen:
     module, reference = distribute_module(here.block(), here.mesh), here.block()
     x = distribute_tensor(here.x, here.mesh, [Replicate()])
-    compiled = torch.compile(module, backend="cudal1", options=here.options("dtensor-compiled"))
+    compiled = torch.compile(module, backend=cudal1, options=here.options("dtensor-compiled"))
     return compared(module, lambda: compiled(x), reference, reference(here.x))
 
 
