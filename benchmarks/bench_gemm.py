@@ -60,7 +60,7 @@ class Job:
     def name(self) -> str:
         """Unique among all jobs."""
         parts = [f"{k}={v}" for k, v in self.config.items() if k != "method" and v not in (0, False)]
-        return f"{self.case.name} | {self.config.get('method', '')} {' '.join(parts)}"
+        return f"{self.case.name} / {self.config.get('method', '')} {' '.join(parts)}"
 
 
 def jobs(cases: Sequence[Case], sm: int, per_case: int, methods: Sequence[str]) -> list[Job]:
@@ -201,15 +201,15 @@ def serve(folder: Path, deadline_s: float) -> int:
     finals = {row["case"] for row in done.values() if row.get("final")}
     for case in dict.fromkeys(job.case for job in every):
         mine = [job for job in every if job.case == case]
-        if case.name in finals or f"{case.name} | final" in done:
+        if case.name in finals or f"{case.name} / final" in done:
             continue
         if time.monotonic() > end:
             print("late", flush=True)
             return 0
-        print(f"start {case.name} | baselines", flush=True)
+        print(f"start {case.name} / baselines", flush=True)
         for row in measurer.start(case):
-            if f"{case.name} | {row['name']}" not in done:
-                _write(folder, {**row, "name": f"{case.name} | {row['name']}"})
+            if f"{case.name} / {row['name']}" not in done:
+                _write(folder, {**row, "name": f"{case.name} / {row['name']}"})
         for job in mine:
             if job.name not in done and job.program and time.monotonic() < end and not _given_up(job, done):
                 print(f"start {job.name}", flush=True)
@@ -217,9 +217,9 @@ def serve(folder: Path, deadline_s: float) -> int:
                 _write(folder, done[job.name])
         right = [done[j.name] for j in mine if done.get(j.name, {}).get("tflops")]
         best = _finalists(right)
-        print(f"start {case.name} | final", flush=True)
+        print(f"start {case.name} / final", flush=True)
         for row in measurer.final([job for job in mine if job.name in best]) if best and time.monotonic() < end else ():
-            _write(folder, {**row, "name": f"{row['name']} | final"})
+            _write(folder, {**row, "name": f"{row['name']} / final"})
         del measurer.inputs, measurer.exact
         if cuda:
             torch.cuda.empty_cache()
@@ -266,9 +266,9 @@ def supervise(folder: Path, budget_s: float) -> None:
         if not reason:
             return
         lost += 1
-        method = last.split(" | ")[-1].split(" ")[0]
+        method = last.split(" / ")[-1].split(" ")[0]
         print(f"lost: {last}: {reason}", flush=True)
-        _write(folder, {"case": last.split(" | ")[0], "name": last, "method": method, "failed": reason})
+        _write(folder, {"case": last.split(" / ")[0], "name": last, "method": method, "failed": reason})
 
 
 def _one_process(folder: Path, end: float) -> tuple[str, str]:

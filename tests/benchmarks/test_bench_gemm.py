@@ -60,7 +60,7 @@ def test_without_a_gpu_candidates_are_rows_with_the_reason(
     arguments = ["--processes", "1", "--per-case", "1", "--method", "tf32x3", "--budget-s", "60", "--out", str(out)]
     assert bench_gemm.main(arguments) == 1
     document = report.load(out)
-    assert [row["name"] for row in document["rows"]][:2] == ["small | cublas fp32", "small | cublas tf32"]
+    assert [row["name"] for row in document["rows"]][:2] == ["small / cublas fp32", "small / cublas tf32"]
     (candidate,) = document["rows"][2:]
     assert "driver" in candidate["failed"]
     assert "driver" in capsys.readouterr().out
@@ -72,8 +72,8 @@ def test_a_process_that_dies_or_hangs_is_replaced_and_its_candidate_named(tmp_pa
         "import sys, time, json, pathlib\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "done = (folder / 'journal').read_text() if (folder / 'journal').exists() else ''\n"
-        "if 'dies' not in done: print('start case | dies now', flush=True); sys.exit(3)\n"
-        "if 'hangs' not in done: print('start case | sleeps now', flush=True); time.sleep(60)\n"
+        "if 'dies' not in done: print('start case / dies now', flush=True); sys.exit(3)\n"
+        "if 'hangs' not in done: print('start case / sleeps now', flush=True); time.sleep(60)\n"
     )
     plain = bench_gemm.subprocess.Popen
     monkeypatch.setattr(
@@ -83,6 +83,6 @@ def test_a_process_that_dies_or_hangs_is_replaced_and_its_candidate_named(tmp_pa
     bench_gemm.supervise(tmp_path, 60.0)
     rows = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
     assert [(row["name"], row["method"], row["failed"][:13]) for row in rows] == [
-        ("case | dies now", "dies", "exit status 3"),
-        ("case | sleeps now", "sleeps", "hangs"),
+        ("case / dies now", "dies", "exit status 3"),
+        ("case / sleeps now", "sleeps", "hangs"),
     ]
