@@ -46,6 +46,8 @@ def render(results: Path) -> str:
         lines += _cache(name, load(results / name))
     for name in _JUDGE:
         lines += ["", *_judged(name, load(results / name))]
+    for path in sorted(results.glob("h200-gemm*.json")):
+        lines += ["", *_products(path.name, load(path))]
     for path in _kernelbench(results):
         lines += [
             "",
@@ -135,6 +137,22 @@ def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         seconds = " | ".join(f"{row[name]:.2f}" for name in ("first_s", "next_s", "shared_s"))
         lines.append(f"| {row['candidate']} | {row['form']} | {seconds} |")
+    return lines
+
+
+def _products(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| matrix product | device, µs | TFLOP/s | rms error | worst error |", "|---|---|---|---|---|"]
+    finals = [row for row in found["rows"] if row.get("final")]
+    for row in (row for row in found["rows"] if not row.get("final")):
+        if "failed" in row:
+            lines.append(f"| {row['name']} | {row['failed'][:120].replace('|', '/')} | | | |")
+            continue
+        wrong = "" if row["special"] and not row["wrong"] else f", {row['wrong']} wrong"
+        lines.append(f"| {row['name']} | {row['device_us']:.1f} | {row['tflops']} | {row['rms']:.2e}{wrong} | {row['worst']:.2e} |")
+    lines += ["", "| matrix product | call, µs | vs cuBLAS fp32 | vs cuBLAS TF32 |", "|---|---|---|---|"]
+    for row in finals:
+        ratios = " | ".join(_interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32"))
+        lines.append(f"| {row['name']} | {row['us']:.1f} | {ratios} |")
     return lines
 
 

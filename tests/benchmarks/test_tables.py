@@ -24,6 +24,7 @@ NAMED_BY = {
     "repeatability": ("kernel",),
     "cache": ("name",),
     "judge": ("candidate", "form"),
+    "gemm": ("name",),
 }
 
 
