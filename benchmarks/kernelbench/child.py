@@ -27,8 +27,8 @@ from benchmarks.kernelbench import contenders, verify
 from benchmarks.kernelbench.baselines import STARTS, Call, gross_error, tensors_of
 from benchmarks.kernelbench.job import EAGER, GRAPH, OURS, RELEASE, Job, grant
 from benchmarks.kernelbench.line import Line
-from benchmarks.kernelbench.loading import Made, footprint, import_source, make_inputs, make_module, tensor_bytes
-from benchmarks.kernelbench.measuring import Measured, against, measure
+from benchmarks.kernelbench.loading import Made, demand, import_source, make_inputs, make_module, tensor_bytes
+from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import die_with_parent
 
 __all__ = ["Bench", "main"]
@@ -100,11 +100,12 @@ def main(argv: list[str] | None = None) -> int:
     line.stage("load")
     made = import_source(args.spec.with_suffix(".py"))
     bench = Bench(made, job, line, spec)
-    size = footprint(made, job.mode)
+    needs = demand(made, job.mode)
+    size = None if needs is None else needs.memory_bytes
     with torch.no_grad():
         _prepare(bench, size)
         row = _measured(bench, size)
-    line.row(row | {"footprint_bytes": size})
+    line.row(row | {"demand": None if needs is None else {**vars(needs), "floor_us": floor_us(needs, bench.device)}})
     return 0
 
 

@@ -20,10 +20,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.kernelbench import NAMES, constructor_arguments
 
-__all__ = ["Made", "footprint", "import_source", "make_inputs", "make_module", "tensor_bytes"]
+__all__ = ["Demand", "Made", "demand", "import_source", "make_inputs", "make_module", "tensor_bytes"]
 
 _SEED = 42
 _LARGEST_KEPT = 4  # intermediates of the largest size that are alive at once
@@ -68,21 +69,36 @@ def make_inputs(made: Made, device: torch.device, seed: int) -> tuple[Any, ...]:
     return tuple(pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs)))
 
 
-def footprint(made: Made, mode: str) -> int | None:
-    """Bytes that one eager call takes at most, estimated without making any tensor; None where that cannot be told.
+@dataclass(frozen=True)
+class Demand:
+    """What one eager call needs, estimated without making any tensor.
+
+    `memory_bytes`: at most at once. `least_bytes`: inputs, parameters and results once, what any kernel moves. `flops`: of its
+    products and convolutions as the task writes them; a rewrite may need fewer.
+    """
+
+    memory_bytes: int
+    least_bytes: int
+    flops: int
+
+
+def demand(made: Made, mode: str) -> Demand | None:
+    """The task's demand; None where fake tensors cannot run it.
 
     On a pretended CPU wherever it runs later: sizes are the same, and nothing of cuDNN's asks for real memory.
     """
+    counter = FlopCounterMode(display=False)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
             module, inputs = made.module().train(mode == "train"), made.source.get_inputs()
             held: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
             outputs.sizes.clear()
-            module(*inputs)
+            with counter:
+                result = module(*inputs)
     except Exception:  # noqa: BLE001  a task that fake tensors cannot run has no estimate, whatever it raised
         return None
     largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LARGEST_KEPT]
-    return held + sum(largest)
+    return Demand(held + sum(largest), held + tensor_bytes(result), counter.get_total_flops())
 
 
 def tensor_bytes(tree: Any) -> int:

@@ -19,13 +19,15 @@ import torch
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import RELEASE, Job
 from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.gpu_state import gpu_state
+from torch_cudal1.judge.roofline import ceiling
 from torch_cudal1.judge.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
 
-__all__ = ["Measured", "against", "measure"]
+__all__ = ["Measured", "against", "floor_us", "measure"]
 
 _LOOKS, _SETTLE_S = 3, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
 _LOCK_WAIT_S = 600.0
@@ -81,6 +83,17 @@ def against(
         ratios[RELEASE] = {base: _carried(paired, float(columns[base]["us"]) / over_us) for base in bases}
         ratios[RELEASE][BEST] = ratios[RELEASE][best]
     return best, ratios
+
+
+def floor_us(needs: Demand, device: torch.device) -> float | None:
+    """Microseconds below which the task as written cannot run on this GPU: its bytes, or its products at the peak of TF32.
+
+    None on a CPU and on a GPU whose peaks are not known. IEEE float32 has a far lower peak: a task bound by products is above this.
+    """
+    limits = ceiling(device)
+    if device.type != "cuda" or isinstance(limits, str):
+        return None
+    return 1e6 * max(needs.least_bytes / limits.bytes_per_s, needs.flops / limits.flops_per_s[4])
 
 
 def _turning(call: Call, ring: Sequence[tuple[Any, ...]]) -> Callable[[], object]:

@@ -93,7 +93,7 @@ def of_level(found: Iterable[Ratio], level: int | None) -> list[Ratio]:
 
 def _tables(group: Group) -> list[Table]:
     made = [_compared(group, name) for name in group.job.contenders]
-    made += [_baselines(group), _curve(group), _apart(group), *_search(group), _trouble(group), _each(group)]
+    made += [_baselines(group), _curve(group), _apart(group), _floor(group), *_search(group), _trouble(group), _each(group)]
     if group.job.arms:
         made.append(_arms(group))
     return [table for table in made if table.rows]
@@ -160,6 +160,30 @@ def _apart(group: Group) -> Table:
             lines.append([name, *cells])
     note = "Each clock alone, unpaired: device time between events with a cold L2 cache, host time until the call returns."
     return Table("Device and host time apart: best baseline over contender, geometric means", ("", "device", "host"), lines, note)
+
+
+def _floor(group: Group) -> Table:
+    """Device time over the floor of bytes and products, by level."""
+    lines = []
+    for name in (*group.job.contenders, BEST):
+        for level in _levels(group):
+            found = [
+                _above_floor(row, row["best"] if name == BEST else name)
+                for row in group.rows
+                if level in (None, row["task"]["level"])
+            ]
+            known = [value for value in found if value is not None]
+            if known:
+                label = "best baseline" if name == BEST else name
+                lines.append([label, "all" if level is None else str(level), str(len(known)), _x(geomean(known)), _x(max(known))])
+    note = "Floor: inputs, parameters and results once at the memory's peak rate, or the products as written at the peak of TF32."
+    return Table("Device time over the floor", ("", "level", "tasks", "geometric mean", "largest"), lines, note)
+
+
+def _above_floor(row: Mapping[str, Any], name: str | None) -> float | None:
+    floor = (row.get("demand") or {}).get("floor_us")
+    taken = row["columns"].get(name, {}).get("device_us")
+    return taken / floor if floor and taken else None
 
 
 def _search(group: Group) -> list[Table]:

@@ -16,7 +16,8 @@ from torch import nn
 from benchmarks.kernelbench import baselines, child, contenders, measuring
 from benchmarks.kernelbench.child import Bench
 from benchmarks.kernelbench.job import COMPILE, EAGER, OURS, PROFILES, RELEASE, Job
-from benchmarks.kernelbench.loading import Made, footprint, import_source, make_inputs, make_module
+from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module
+from torch_cudal1.judge.roofline import Ceiling
 
 DIAGONAL = """import torch
 from torch import nn
@@ -220,17 +221,28 @@ def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: 
     assert not torch.equal(make_inputs(task, CPU, 1)[0], make_inputs(task, CPU, 2)[0])
 
 
-def test_memory_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
-    large = made(tmp_path, DIAGONAL.replace("512", "1_000_000"))  # 1 GB of inputs, and a diagonal matrix of 4 TB
-    size = footprint(large, "eval")
-    assert size is not None
-    assert 4e12 < size < 5e12
-    small = footprint(made(tmp_path), "eval")
-    assert small == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
+def test_demand_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
+    large = demand(made(tmp_path, DIAGONAL.replace("512", "1_000_000")), "eval")  # 1 GB of inputs, a diagonal matrix of 4 TB
+    assert large is not None
+    assert 4e12 < large.memory_bytes < 5e12
+    small = demand(made(tmp_path), "eval")
+    assert small is not None
+    assert small.memory_bytes == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
+    assert small.least_bytes == 4 * (512 + 512 * 256 + 512 * 256)
+    assert small.flops == 2 * 512 * 512 * 256
 
 
 def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
-    assert footprint(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval") is None
+    assert demand(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval") is None
+
+
+@pytest.mark.parametrize(("needs", "floor"), [(Demand(0, 4_000_000, 0), 1.0), (Demand(0, 4_000_000, 3_000_000_000), 6.0)])
+def test_the_floor_is_the_larger_of_bytes_and_products(monkeypatch: pytest.MonkeyPatch, needs: Demand, floor: float) -> None:
+    monkeypatch.setattr(measuring, "ceiling", lambda device: Ceiling({4: 5e14}, 4e12, 0.0))
+    assert measuring.floor_us(needs, torch.device("cuda")) == pytest.approx(floor)
+    assert measuring.floor_us(needs, CPU) is None
+    monkeypatch.setattr(measuring, "ceiling", lambda device: "no peak rates known for it")
+    assert measuring.floor_us(needs, torch.device("cuda")) is None
 
 
 def test_a_file_without_the_three_names_is_refused(tmp_path: Path) -> None:

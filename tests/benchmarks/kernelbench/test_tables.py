@@ -46,6 +46,7 @@ def row(key: str, speedup: float, *, status: str = "ok", job: Job = JOB, of: int
     task = {"key": key, "level": int(key[0]), "number": int(key[2:]), "name": f"Task <{key}>", "sizes": "today", "scale": job.scale}
     return {"task": task, "job": job.to_json(), "columns": columns, "against": against, "best": "torch.compile", "ours": found} | {
         "arms": {},
+        "demand": {"floor_us": 20.0},
         "environment": WHERE,
         "of": of,
     }
@@ -91,6 +92,12 @@ def test_what_won_and_what_the_search_cost_is_told() -> None:
 def test_clocks_are_told_apart() -> None:
     # device: 2.0, 0.9 and 4.0 (each clock alone counts what was timed); host: 5.0 over 2.5 throughout
     assert cells(markdown(ROWS), "| cudal1 | 1.931 |") == ["cudal1", "1.931", "2.000"]
+
+
+def test_how_far_the_floor_is_away_is_told_for_every_level() -> None:
+    # device times over 20 us: ours 40, 88.9 and 20 us, the best baseline's 80 us throughout
+    assert cells(markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [f"{(2 * 4.4444444 * 1) ** (1 / 3):.3f}", "4.444"]
+    assert cells(markdown(ROWS), "| best baseline | 2 | 1 |")[3:] == ["4.000", "4.000"]
 
 
 def test_rows_of_another_precision_or_size_never_share_a_table() -> None:
