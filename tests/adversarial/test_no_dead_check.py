@@ -10,7 +10,6 @@ from tests.adversarial.case import DETECTORS, FAMILIES, case_files
 
 WITHOUT = {
     "triage": "it may refuse early, never alone",
-    "guard_domain": "a duty of our own runtime: cases in runtime form assert it",
     "roofline": "faster than the device can be means that something was left out, which timed outputs show; see test_roofline",
 }
 FILES = case_files()

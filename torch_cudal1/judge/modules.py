@@ -30,7 +30,8 @@ __all__ = ["CallForm", "ModuleRunner", "Way", "described", "imported", "pack", "
 class Way:
     """In which mode a module is run. `double`: in float64, the oracle's way; `compiled`: through torch.compile, a baseline's.
 
-    `dtype`: cast to it after a first call in the type it was made in. `second`: gradients of the gradients too.
+    `dtype`: cast to it after a first call in the type it was made in. `second`: gradients of the gradients too. `elsewhere`: on
+    another GPU than the current one.
     """
 
     training: bool = False
@@ -41,6 +42,7 @@ class Way:
     compiled: str = ""  # "", "default" or "reduce-overhead"
     dtype: str = ""
     second: bool = False
+    elsewhere: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For a frame."""
@@ -75,7 +77,9 @@ class ModuleRunner:
     """
 
     def __init__(self, module: ModuleType, form: CallForm, way: Way, device: torch.device) -> None:
-        self._source, self._form, self._way, self._device = module, form, way, device
+        self._source, self._form, self._way = module, form, way
+        self._device = _next_gpu(device) if way.elsewhere else device
+        self._carried: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor's id: itself, and its copy elsewhere
         self._instance: torch.nn.Module | None = None
         self._loaded: tuple[torch.Tensor, ...] = ()  # kept alive: the id of a dead tensor is soon another's
         self.tree = ""  # of the last call's result
@@ -95,12 +99,28 @@ class ModuleRunner:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The tensors among the results; in training mode then the buffers; with gradients then those of all floating inputs."""
+        if self._way.elsewhere:
+            return self._elsewhere(inputs)
+        return self._here(inputs)
+
+    def _here(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         count = len(self._form.names)
         self._meet(inputs[:count], inputs[count:])
         if self._way.gradients:
             return self._with_gradients(inputs)
         with torch.inference_mode() if self._way.inference else torch.no_grad():
             return self._results(self._arguments(inputs[count:]))
+
+    def _elsewhere(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The results of a call with copies of the inputs on the other device, brought back. Raises SandboxError for a wrong device."""
+        for tensor in inputs:
+            _, copied = self._carried.setdefault(id(tensor), (tensor, torch.empty_like(tensor, device=self._device)))
+            copied.copy_(tensor)
+        results = self._here([self._carried[id(tensor)][1] for tensor in inputs])
+        for out in results:
+            if out is not None and out.device != self._device:
+                raise SandboxError("module", f"a result on {out.device}, expected {self._device}, where its inputs are")
+        return [None if out is None else out.to(inputs[0].device) if inputs else out for out in results]
 
     def replace(self, instance: torch.nn.Module) -> None:
         """Put another instance in the living one's place: a copy of it."""
@@ -204,6 +224,14 @@ def _second(grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
     if not live:
         return [None] * len(leaves)
     return torch.autograd.grad(live, leaves, [torch.ones_like(grad) for grad in live], allow_unused=True)
+
+
+def _next_gpu(device: torch.device) -> torch.device:
+    """Raises SandboxError where there is no other."""
+    count = torch.cuda.device_count()
+    if device.type != "cuda" or count < 2:
+        raise SandboxError("module", f"there is no other GPU than {device} here")
+    return torch.device("cuda", ((device.index or 0) + 1) % count)
 
 
 def imported(text: str, folder: Path) -> ModuleType:

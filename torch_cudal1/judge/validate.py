@@ -15,7 +15,7 @@ from torch_cudal1.judge.detectors.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.detectors.history import call_history, repeat
 from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.memory import ghost, guard_band, poison
-from torch_cudal1.judge.detectors.modes import grad, mode, state_dict
+from torch_cudal1.judge.detectors.modes import grad, guard_domain, mode, state_dict
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.detectors.process import isolation, resource
 from torch_cudal1.judge.detectors.rights import rights
@@ -67,6 +67,7 @@ PROTOCOL: tuple[Step, ...] = (
     Step(grad),
     Step(loss_curve, "strict"),
     Step(mode, "standard"),
+    Step(guard_domain, "standard"),
     Step(ghost),
     Step(sanitizer, "standard"),
     Step(resource),

@@ -6,7 +6,17 @@ calls with tensors on the second device while the first is current.
 
 from tests.adversarial.case import Case
 
-CASE = Case(47, "device_assumption", "shape", expected="guard_domain", status="runtime", needs=("gpu", "two_gpus"), seen=("L1",))
+CASE = Case(
+    47,
+    "device_assumption",
+    "shape",
+    expected="guard_domain",
+    status="runtime",
+    needs=("gpu", "two_gpus"),
+    first_profile="standard",
+    seen=("L1",),
+    alone=True,
+)
 
 REFERENCE = """
 import torch

@@ -1,4 +1,4 @@
-"""Detectors of module semantics, for sources: the state dict, train and eval, autocast, inference mode, copies, and gradients.
+"""Detectors of module semantics, for sources: state dict, train and eval, autocast, inference mode, copies, devices, gradients.
 
 A Program is a pure function of one mode: its region was captured in it and its guard holds it, and our own module owns the rest.
 """
@@ -30,7 +30,7 @@ from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
 
-__all__ = ["grad", "mode", "state_dict"]
+__all__ = ["grad", "guard_domain", "mode", "state_dict"]
 
 _OWNED = "a Program is a pure function in the mode of its region; names, copies and modes belong to our own module"
 
@@ -112,8 +112,8 @@ def _other_ways(trial: Trial) -> Iterator[tuple[str, Way]]:
 
 
 def _in_way(trial: Trial, subject: PairSubject, what: str, way: Way) -> Agreement | None:
-    """`compiled` is the candidate's way only: eager stays what is right."""
-    other = subject if way.compiled else subject.in_way(way)
+    """`compiled` and `elsewhere` are the candidate's ways only: eager stays what is right."""
+    other = subject if way.compiled or way.elsewhere else subject.in_way(way)
     try:
         if not any(other.outputs):
             return None
@@ -132,6 +132,16 @@ def _compared_in_way(trial: Trial, subject: PairSubject, what: str, way: Way) ->
         if found.problem:
             break
     return found
+
+
+def guard_domain(trial: Trial) -> list[Check]:
+    """Module and tensors on another GPU than the current one: results come from there, and are right. Where there are two GPUs."""
+    subject = pair_of(trial)
+    if subject is None:
+        return not_applicable("guard_domain", "the devices of a Program's tensors are in its guard")
+    if trial.device.type != "cuda" or torch.cuda.device_count() < 2:
+        return not_applicable("guard_domain", "there is one device here")
+    return summed_up("guard_domain", [_in_way(trial, subject, "on another GPU", Way(elsewhere=True))], "eager has no result here")
 
 
 def grad(trial: Trial) -> list[Check]:
