@@ -29,6 +29,7 @@ class Machine:
     keep: bool = True
     start: int = 0
     shift: int = 0
+    inline: bool = True
     batches: list[int] = field(default_factory=list)
 
     @property

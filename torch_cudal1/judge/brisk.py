@@ -82,8 +82,8 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     for _ in range(2):
         fresh.draw("normal")
     audit = Audit(fresh, plan)
-    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
-    other = replace(baseline, keep=True, most_calls=spinner.most_calls)  # what is kept costs memory: both sides pay it
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device), inline=True)
+    other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
 
     def timed() -> Timed:
         started = time.monotonic()
@@ -103,6 +103,7 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
     """`wall_slope`: noise passes on a later try with longer batches, a false clock on none."""
+    spinner.inline = False
     slopes: list[Slope] = []
     for attempt in range(_SLOPE_TRIES):
         slopes = [slope(spinner, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(1 + attempt)]

@@ -73,7 +73,8 @@ class ChildSpinner:
     """A slot of a child. Every batch starts at another place of the ring and keeps all its outputs, so none can be left out.
 
     `kept`: how many outputs of the last batch are held in the child, number i (for the verb `reread`) from the call at ring place
-    `start` + i. `shift`: how far the values of the ring are turned.
+    `start` + i. `shift`: how far the values of the ring are turned. `inline`: what the batch before kept is dropped by the same
+    request, which then takes longer on this clock; for whoever reads the other process's.
     """
 
     child: Child
@@ -85,6 +86,7 @@ class ChildSpinner:
     shift: int = 0
     start: int = 0
     kept: int = 0
+    inline: bool = False
     _turned: int | None = None
 
     def spin(self, calls: int) -> Spun:
@@ -98,10 +100,10 @@ class ChildSpinner:
         return self._spin(calls)
 
     def _spin(self, calls: int) -> Spun:
-        if self.kept:
+        if self.kept and not self.inline:
             self.child.call("drop", names=[])
         self.start = secrets.randbelow(1 << 16)
-        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
+        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start, "drop": self.inline}
         begin = time.monotonic()
         answer = self.child.call("spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what)
         wall_s = time.monotonic() - begin

@@ -209,7 +209,12 @@ def _look(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _spin(session: Session, request: Request) -> dict[str, Any]:
-    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held."""
+    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held.
+
+    `drop`: what was held before is dropped first, outside the clock.
+    """
+    if request.get("drop"):
+        session.held.clear()
     run = Turns(session.slots[request["slot"]], session.ring(request), int(request["start"]))
     kept: deque[Any] = deque(maxlen=None if request["keep"] else 0)
     with torch.no_grad():
