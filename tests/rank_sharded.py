@@ -22,7 +22,6 @@ import torch_cudal1
 from tests.entries import plant, plant_compiled, shifted
 from torch_cudal1 import observe, ranks
 from torch_cudal1.backend import cudal1
-from torch_cudal1.backend import cudal1
 
 Seen = dict[str, Any]
 _CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -112,7 +112,7 @@ class ModuleRunner:
             return self._results(self._arguments(inputs[count:]))
 
     def _elsewhere(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The results of a call with copies of the inputs on the other device, brought back. Raises SandboxError for a wrong device."""
+        """The results of a call with copies of the inputs on the other device, brought back. Raises SandboxError for wrong ones."""
         for tensor in inputs:
             _, copied = self._carried.setdefault(id(tensor), (tensor, torch.empty_like(tensor, device=self._device)))
             copied.copy_(tensor)
