@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = _plan(args, begin)
     unfinished = Crew(job, plan, candidates, deliver).run(left)
     found = [row for row in rows.read(args.out) if row["job"] == job.to_json()]
-    against = [ratio.speedup for ratio in ratios(found, OURS, BEST)]
+    against = [ratio.speedup for ratio in ratios(found, OURS, BEST)] if job.ours else []
     summary = {
         "rows": len(found),
         "left": unfinished,
@@ -100,7 +100,7 @@ def _told(result: Result) -> str:
     columns = row["columns"]
     cells = [f"{base} {column['us']:.0f}" for base, column in columns.items() if column.get("us") is not None]
     best = row["against"].get(OURS, {}).get(BEST)
-    speed = f"{best['speedup']:.3f}x of best ({row['best']})" if best else "no speed"
+    speed = f"{best['speedup']:.3f}x of best ({row['best']})" if best else f"best {row['best']}"
     why = "; ".join(
         f"{base} {column['status']}: {column['reason'][:120]}" for base, column in columns.items() if column["status"] != "ok"
     )

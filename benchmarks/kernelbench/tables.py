@@ -80,6 +80,8 @@ def headline(group: Group) -> dict[str, float]:
     """Geometric means over all tasks against each baseline. Raises ValueError for a group that is no result."""
     if group.job.scale != 1:
         raise ValueError(f"sizes were cut down by {group.job.scale}: that is no result; measure with --scale 1")
+    if not group.job.ours:
+        raise ValueError("the package's own column was not measured (--no-ours)")
     if len(group.rows) < group.total:
         raise ValueError(f"{group.total - len(group.rows)} of {group.total} tasks have no row; run again with the same --out")
     found = {base: geomean([r.speedup for r in ratios(group.rows, OURS, base)]) for base in (BEST, *group.job.baselines)}

@@ -119,6 +119,9 @@ def test_a_headline_needs_every_task_at_its_own_size() -> None:
     (small,) = groups([row(f"1/{n}", 2.0, job=replace(JOB, scale=4)) for n in (1, 2, 3)])
     with pytest.raises(ValueError, match="cut down by 4: that is no result"):
         headline(small)
+    (bare,) = groups([row(f"1/{n}", 2.0, job=replace(JOB, ours=False)) for n in (1, 2, 3)])
+    with pytest.raises(ValueError, match="own column was not measured"):
+        headline(bare)
 
 
 class _Page(HTMLParser):
