@@ -181,6 +181,23 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
     assert len(landscape.rows) == 3
 
 
+def test_the_command_goes_on_from_the_rows_of_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "first").mkdir()
+    surveyed(tmp_path / "first", Counting())
+    judge = Counting()
+    monkeypatch.setattr(JudgeEvaluator, "measure", judge.measure)
+    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
+    earlier = tmp_path / "first" / "rows.jsonl"
+    options = ["--device", "cpu", "--out", str(tmp_path / "second"), "--resume", str(earlier), "--only", "avg_pool1d"]
+    assert main(options) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["rows"] == told["fresh"] + len(earlier.read_text().splitlines())
+    assert main([*options[:3], str(tmp_path / "third"), "--resume", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_wrong_with_the_machine_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,8 @@
 
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
-Run it again with the same DIR to go on: `DIR/rows.jsonl` has every row that was ever measured, `DIR/landscape.json.gz` the tasks
-that are whole. It stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
+Run it again with the same DIR, or with `--resume rows.jsonl` of an earlier one, to go on: `DIR/rows.jsonl` has every row that was
+ever measured, `DIR/landscape.json.gz` the tasks that are whole. It stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import sys
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.packed import Landscape, write
-from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
+from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     codec, split = KslCodec(args.device), load_split(args.device)
     tasks = _in_turn([task for task in split.train + split.held_out if not args.only or task.family in args.only])
-    args.out.mkdir(parents=True, exist_ok=True)
+    if problem := _prepared(args.out, args.resume):
+        print(problem, file=sys.stderr)
+        return 1
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
     began = time.monotonic()
     try:
@@ -93,6 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(told | {"tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}))
     return 0
+
+
+def _prepared(folder: Path, earlier: Path | None) -> str:
+    """The folder of the run, with the rows of an earlier one where it has none; or what is wrong."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if earlier is not None and not (folder / ROWS).exists():
+            shutil.copyfile(earlier, folder / ROWS)
+    except OSError as error:
+        return f"cannot begin in {folder}: {error}"
+    return ""
 
 
 def _in_turn(tasks: Sequence[TrainingTask]) -> list[TrainingTask]:
@@ -127,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     made.add_argument("--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun")
     made.add_argument("--out", type=Path, required=True, help="folder of the journal and the landscape")
+    made.add_argument("--resume", type=Path, metavar="ROWS", help="a rows.jsonl of an earlier run, for an --out that has none")
     made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
     made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
     made.add_argument("--only", nargs="*", default=[], metavar="FAMILY", help="these operations only")

@@ -19,8 +19,9 @@ from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.records import Decoded, Evaluator, Measured, TrainingTask, Undecodable
 
-__all__ = ["Progress", "Survey", "complete", "decoded", "rows_on_record"]
+__all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"]
 
+ROWS = "rows.jsonl"
 _TRIES = 3  # of a measurement that was not steady
 _WORDS = 160
 
@@ -47,7 +48,7 @@ class Survey:
 
     def run(self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]) -> int:
         """Measure what the journal lacks until the time is up; how many rows were added. Raises what the evaluators raise."""
-        journal = Journal(self.folder / "rows.jsonl")
+        journal = Journal(self.folder / ROWS)
         started, fresh = time.monotonic(), 0
         for task, programs in self._batches(tasks, journal):
             if time.monotonic() - started >= budget_s:
@@ -98,7 +99,7 @@ def _row(program: Decoded, found: Measured) -> Row:
 
 def rows_on_record(folder: Path) -> dict[str, list[Row]]:
     """What the journal of a folder holds, by task."""
-    journal = Journal(folder / "rows.jsonl")
+    journal = Journal(folder / ROWS)
     found: dict[str, list[Row]] = {}
     for key in journal.keys():  # noqa: SIM118  a journal is no dictionary
         row = Row.from_json(journal.get(key) or {})
