@@ -3,7 +3,8 @@
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
 Run it again with the same DIR, or with `--resume rows.jsonl` of an earlier one, to go on: `DIR/rows.jsonl` has every row that was
-ever measured, `DIR/landscape.json.gz` the tasks that are whole. It stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
+ever measured, `DIR/landscape.json.gz` the tasks that are whole. It stops with a message where a reference cannot be judged, or
+nothing can be judged on this machine.
 """
 
 from __future__ import annotations
