@@ -14,7 +14,7 @@ from dataclasses import dataclass
 __all__ = ["Curve", "Dot", "curves", "dots"]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 760, 260, 52, 34, 12, 12
-_TICKS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_TICKS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _DASHES = ("", "7 4", "2 4", "10 3 2 3")
 
 
@@ -73,13 +73,19 @@ def curves(found: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool
         dash = f' stroke-dasharray="{_DASHES[number % 4]}"' if _DASHES[number % 4] else ""
         colour = "var(--first)" if number % 2 == 0 else "var(--second)"
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        px, py = places[-1] if logarithmic_y else places[0]
-        anchor = "end" if logarithmic_y else "start"
-        parts.append(f'<text x="{px:.1f}" y="{py - 4:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(curve.name)}</text>')
+        if len(found) > 1:
+            parts.append(_key(number, curve.name, colour, dash))
     for tick in _ticks_between(low_x, high_x):
         px = _LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(tick / low_x) / span
         parts.append(f'<text x="{px:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle" fill="var(--muted)">{tick:g}</text>')
     return _svg([*parts, _caption(axis)], label)
+
+
+def _key(number: int, name: str, colour: str, dash: str) -> str:
+    """A line of the legend, which is where curves seldom are: top right."""
+    right, y = _WIDTH - _RIGHT, _TOP + 14 * (number + 1)
+    text = f'<text x="{right - 40}" y="{y}" text-anchor="end" fill="var(--ink)">{html.escape(name)}</text>'
+    return text + f'<line x1="{right - 34}" x2="{right}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"{dash}/>'
 
 
 def _log_scale(low: float, high: float) -> Callable[[float], float]:
