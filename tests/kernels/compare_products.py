@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "tn": (lambda a, b: a.t() @ b, (normal(65, 34), normal(65, 50))),
     "tt": (lambda a, b: a.t() @ b.t(), (normal(48, 33), normal(35, 48))),
     "rows with gaps": (lambda a, b: a[:, 3:35] @ b[::2], (normal(30, 40), normal(64, 20))),
+    "tn, rows masked at the edge": (lambda a, b: a.t() @ b, (normal(65, 48), normal(65, 80))),
     "exact tiles": (lambda a, b: a @ b, (normal(64, 64), normal(64, 64))),
     "bias and gelu": (lambda c, a, b: F.gelu(torch.addmm(c, a, b)), (normal(41), normal(37, 53), normal(53, 41))),
     "alpha and beta": (lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (normal(37, 1), normal(37, 20), normal(20, 41))),

@@ -185,9 +185,8 @@ def _main_loop(product: Product, schedule: Schedule) -> str:
     length = math.ceil(product.k / schedule.split / schedule.depth) * schedule.depth
     ragged = product.k % schedule.depth != 0
     high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
-    # rows beyond the edge wrap around: they read valid memory, and what they compute is not stored
-    left_m = f"(m % {product.m})" if product.m % schedule.rows else "m"
-    right_n = f"(n % {product.n})" if product.n % schedule.columns else "n"
+    left_m, left_mask = _edge("m", product.m, schedule.rows, product.left)
+    right_n, right_mask = _edge("n", product.n, schedule.columns, product.right)
     words = {
         "SPLIT": schedule.split,
         "HIGH": high,
@@ -200,8 +199,8 @@ def _main_loop(product: Product, schedule: Schedule) -> str:
         "BK": schedule.depth,
         "LEFT_M": left_m,
         "RIGHT_N": right_n,
-        "LEFT_MASK": f", mask=(k < {product.k})[None, :], other=0.0" if ragged else "",
-        "RIGHT_MASK": f", mask=(k < {product.k})[:, None], other=0.0" if ragged else "",
+        "LEFT_MASK": _mask([f"(k < {product.k})[None, :]"] * ragged + [f"{test}[:, None]" for test in left_mask]),
+        "RIGHT_MASK": _mask([f"(k < {product.k})[:, None]"] * ragged + [f"{test}[None, :]" for test in right_mask]),
         "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
         "TO64": ".to(tl.int64)" if _wide(product) else "",
@@ -212,6 +211,22 @@ def _main_loop(product: Product, schedule: Schedule) -> str:
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, str(words[word]))
     return text
+
+
+def _edge(name: str, size: int, tile: int, operand: Operand) -> tuple[str, list[str]]:
+    """How rows beyond the edge stay in memory: masked where rows are neighbours and 16-byte loads survive that, else wrapped.
+
+    What they compute is not stored.
+    """
+    if size % tile == 0:
+        return name, []
+    if operand.row == 1 and size % 16 == 0:
+        return name, [f"({name} < {size})"]
+    return f"({name} % {size})", []
+
+
+def _mask(tests: list[str]) -> str:
+    return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
 def _operand_words(side: str, operand: Operand) -> dict[str, int | str]:
