@@ -42,6 +42,7 @@ sys.path.insert(0, sys.argv[1])
 import model
 import torch
 module, inputs = model.make()
+module, inputs = module.to(sys.argv[2]), tuple(one.to(sys.argv[2]) for one in inputs)
 with torch.no_grad():
     own = module(*inputs)
     cudal1.accelerate(module, inputs, on_miss="error", strictness="warn")
@@ -52,19 +53,24 @@ print(json.dumps({"shift": round(shift, 3), "told": told, "fallbacks": report.co
 """
 
 
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model, a bundle that a publisher of `publishers.toml` signed, and one of which the entries only."""
-    folder = tmp_path_factory.mktemp("shipped")
+def made_on(device: str, folder: Path) -> Path:
+    """A folder with the model, and a cache with a decision for it and what Inductor compiled."""
     (folder / "model.py").write_text(MODEL)
     target = f"{folder / 'model.py'}:make"
-    (loaded,) = load(target, device="cpu")
+    (loaded,) = load(target, device=device)
     with torch.no_grad():
         plant(loaded.module, loaded.inputs, folder / "made", change=shifted, schedule="inductor")
-    order = Order(Settings(cache_dir=folder / "made"))
+    order = Order(Settings(cache_dir=folder / "made"), device=device)
     problems = collect([target, f"{folder / 'model.py'}:undecided"], order)
     assert list(problems) == [f"{folder / 'model.py'}:undecided"]
     assert "no cached decision" in problems[f"{folder / 'model.py'}:undecided"]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a bundle that a publisher of `publishers.toml` signed, and one of which he signed the entries only."""
+    folder = made_on("cpu", tmp_path_factory.mktemp("shipped"))
     cache = LocalCache(folder / "made")
     signer = make_signer(folder)
     assert not cache.sign(signer, lambda entry: True).failed  # the entries, and no alias
@@ -75,20 +81,26 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(shipped: Path, tmp_path: Path, bundle: str = "signed", **settings: str) -> dict[str, Any]:
-    """What a fresh process says that has an imported bundle, an empty Inductor cache, and no program on PATH."""
-    import_bundle(shipped / f"{bundle}.bundle", tmp_path / "cache")
+def started(shipped: Path, tmp_path: Path, bundle: str = "signed", device: str = "cpu", **settings: str) -> dict[str, Any]:
+    """What a fresh process says that has an imported bundle ("": the cache itself), no Inductor cache, and no program on PATH."""
+    if bundle:
+        import_bundle(shipped / f"{bundle}.bundle", tmp_path / "cache")
     (tmp_path / "no-programs").mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_CUDAL1_", "CXX"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TORCH_CUDAL1_", "TRITON_", "CXX", "CC", "CUDA_HOME"))
+    }
     environment |= {
         "PATH": str(tmp_path / "no-programs"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "PYTHONPATH": str(Path(__file__).parent.parent),
-        "TORCH_CUDAL1_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCH_CUDAL1_CACHE_DIR": str(tmp_path / "cache" if bundle else shipped / "made"),
         "TORCH_CUDAL1_PUBLISHERS": str(shipped / "publishers.toml"),
         **{f"TORCH_CUDAL1_{name.upper()}": value for name, value in settings.items()},
     }
-    done = subprocess.run([sys.executable, "-c", START, str(shipped)], env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", START, str(shipped), device]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -111,3 +123,10 @@ def test_files_that_nobody_signed_are_never_unpacked(shipped: Path, tmp_path: Pa
     assert "is refused" in seen["told"][0]
     assert "sign" in seen["told"][0]
     assert not list((tmp_path / "inductor").rglob("*.so"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_a_gpu_machine_without_a_compiler_runs_what_was_compiled_ahead(tmp_path: Path) -> None:
+    made = made_on("cuda", tmp_path)
+    assert started(made, tmp_path, bundle="", device="cuda", inductor_files="true") == {"shift": 1.0, "told": [], "fallbacks": 0}
