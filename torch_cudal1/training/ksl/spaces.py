@@ -38,16 +38,16 @@ _CPU = (
     _template("pool.unfold", acc="f32 f16"),
 )
 _CUDA = (
-    _template("chain.flat", block="1024 512 4096", warps="4 8", persist="off on", fuse="full split swapped", **_SAFE),
-    _template("row.one", rows="1 2", warps="4 8 16", persist="off on", **_SAFE),
-    _template("row.two", block="1024 512 4096", warps="4 8 16", stages="1 3", **_SAFE),
-    _template("row.online", block="1024 512 4096", warps="4 8 16", stages="1 3", **_SAFE),
+    _template("chain.flat", block="1024 4096", warps="4 8", persist="off on", fuse="full split swapped", **_SAFE),
+    _template("row.one", rows="1 2", warps="4 16", persist="off on", **_SAFE),
+    _template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
+    _template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _template("mm.tiles", block_m="128 64", block_n="128 256", block_k="32 64", warps="4 8", stages="3 5", group_m="8 1", **_SAFE),
     _template("mm.split", block_m="64", block_n="64 128", block_k="32", split_k="2 4 8", warps="4 8", mask="on off"),
-    _template("diag.tile", block_m="4 1 16", block_n="512 128 1024", warps="4 8", axis="right swapped", **_SAFE),
+    _template("diag.tile", block_m="4 1 16", block_n="512 128", warps="4 8", axis="right swapped", **_SAFE),
     _template("scan.one", rows="1 2", warps="4 8 16", **_SAFE),
     _template("scan.carry", block="1024 256 4096", warps="4 8 1", carry="on off", **_SAFE),
-    _template("pool.flat", block="512 128 1024", warps="4 8 1", persist="off on", unroll="on off", **_SAFE),
+    _template("pool.flat", block="512 128", warps="4 1", persist="off on", unroll="on off", **_SAFE),
 )
 SPACES: Mapping[Device, tuple[Template, ...]] = {"cuda": _CUDA, "cpu": _CPU}
 

@@ -36,7 +36,7 @@ from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import Rule
-from torch_cudal1.training.tasks import load_split
+from torch_cudal1.training.tasks import Split, load_split
 from torch_cudal1.version import __version__
 
 __all__ = ["main"]
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     torch.set_num_threads(args.threads)
     codec, split = KslCodec(args.device), load_split(args.device)
-    tasks = _in_turn([task for task in split.train + split.held_out if not args.only or task.family in args.only])
+    tasks = [task for task in _in_turn(split) if not args.only or task.family in args.only]
     if problem := _prepared(args.out, args.resume):
         print(problem, file=sys.stderr)
         return 1
@@ -110,12 +110,17 @@ def _prepared(folder: Path, earlier: Path | None) -> str:
     return ""
 
 
-def _in_turn(tasks: Sequence[TrainingTask]) -> list[TrainingTask]:
-    """One task of every family, then the next of every family: whatever is whole when the time is up has some of all."""
-    families: dict[str, list[TrainingTask]] = {}
-    for task in tasks:
-        families.setdefault(task.family, []).append(task)
-    return [task for turn in zip_longest(*families.values()) for task in turn if task is not None]
+def _in_turn(split: Split) -> list[TrainingTask]:
+    """One task of every family, then the next of every family, those to train on and those held out by turns.
+
+    So whatever is whole when the time is up has some of all.
+    """
+    families: dict[str, tuple[list[TrainingTask], list[TrainingTask]]] = {}
+    for held_out, tasks in enumerate((split.train, split.held_out)):
+        for task in tasks:
+            families.setdefault(task.family, ([], []))[held_out].append(task)
+    ordered = [[task for pair in zip_longest(*both) for task in pair if task is not None] for both in families.values()]
+    return [task for turn in zip_longest(*ordered) for task in turn if task is not None]
 
 
 def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
