@@ -194,7 +194,7 @@ def _show(screen: Screen, row: dict[str, Any]) -> None:
 
 
 def _table(screen: Screen, made: list[dict[str, Any]]) -> None:
-    columns = ("task", "rounds", "programs", "right", "best in training", "in the cache", "tokens", "money")
+    columns = ("task", "rounds", "programs", "with a score", "best in training", "in the cache", "tokens", "money")
     rows = []
     for one in made:
         spent, asked = one["spent"], sum(one["outcomes"].values())
@@ -207,7 +207,7 @@ def _table(screen: Screen, made: list[dict[str, Any]]) -> None:
 
 
 def _best(row: dict[str, Any]) -> str:
-    return text.speedup(row["best"]["score"]) if row["best"] else "no right program"
+    return text.speedup(row["best"]["score"]) if row["best"] else "nothing with a score"
 
 
 def _why(row: dict[str, Any]) -> str:
