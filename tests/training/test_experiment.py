@@ -146,8 +146,29 @@ def test_each_arm_differs_from_the_papers_method_in_what_its_title_says(name):
     expected: dict[str, set[str]] = {
         "A0": {"start", "learns", "selector"}, "A1": {"start", "learns", "selector"}, "A2": {"learns", "selector"},
         "A3": {"learns"}, "A6": set(), "A8": {"without_analysis"}, "A9": {"smoothed"}, "A10": {"reward"}, "A11": {"objective"},
+        "A12": {"start", "learns", "selector"},
     }  # fmt: skip
     assert apart == expected.get(name, {"selector"})
+
+
+def test_arms_that_learn_nothing_run_too(tmp_path):
+    small = replace(PLAN, budget=6, held_out=replace(PLAN.held_out, measurements=2, cap=4, reported=(1, 2)))
+    climber = Rules("mutant", ["a1 b0", "a1 b1", "a2 b1"])
+    ground = replace(bench(), generators=(*bench().generators, climber))
+    for arm in (ARMS["A1"], ARMS["A3"], ARMS["A12"]):
+        found = cell_of(small, ground, arm, 0, tmp_path)
+        assert found["curve"][-1]["programs"] >= 1, arm.name
+        assert set(found["held_out"][arm.selector]) == {"t4", "t5"}
+
+
+PLANS = sorted((Path(__file__).parents[2] / "benchmarks" / "training").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_the_plans_of_the_repository_are_plans_that_say_what_counts(path):
+    plan = read_plan(path)
+    assert len(plan.endpoint) > 50
+    assert {"A4", "A6"} <= set(plan.arms)
 
 
 def test_a_plan_file_is_read_and_its_digest_is_of_what_decides(tmp_path):
@@ -167,7 +188,7 @@ def _wrong(**change: object) -> dict[str, object]:
         ([], "plan"),
         (_wrong(budgt=1), "budgt"),
         (_wrong(device="tpu"), "device"),
-        (_wrong(arms=["A12"]), "A12"),
+        (_wrong(arms=["A99"]), "A99"),
         (_wrong(rl={"group": "8"}), "rl.group"),
         (_wrong(rl={"smoothing": {"pool": "all"}}), "smoothing.pool"),
         (_wrong(seeds=[1, 1]), "seeds"),

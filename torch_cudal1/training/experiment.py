@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from torch_cudal1.training.exam import Exam, examined, held_out_test, step_curve
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.model import Writer, create_tiny
 from torch_cudal1.training.plan import Arm, Plan
-from torch_cudal1.training.recorder import Chance, Recorder
+from torch_cudal1.training.recorder import Chance, Recorder, Ruled
 from torch_cudal1.training.records import Evaluator, Policy, TrainingTask
 from torch_cudal1.training.rl_native import train
 from torch_cudal1.training.selectors import selector
@@ -112,7 +113,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
     cell = folder / arm.name
     _copied(base / "samples.jsonl", cell / "samples.jsonl")
     with _appraiser(bench, cell / "samples.jsonl") as appraiser:
-        recorder = _recorder(appraiser, bench.train, cell, "rl", seed, chance=arm.start == "uniform")
+        recorder = _recorder(appraiser, bench.train, cell, "rl", seed, _unlearned(arm, bench))
         writer = _loaded(base / ("sft" if arm.start == "sft" else "selfsup"), plan, bench)
         step = ContrastiveStep(recorder, arm.grpo(plan.rl), selector(arm.selector), arm.reward, budget=plan.budget)
         _third_stage(step, writer, arm, plan, seed, cell, told)
@@ -123,7 +124,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
         told(f"held-out tasks with exemplars {name!r}", None)
         _copied(base / "held-out.jsonl", cell / f"held-out-{name}.jsonl")
         with _appraiser(bench, cell / f"held-out-{name}.jsonl") as appraiser:
-            recorder = _recorder(appraiser, bench.held_out_tasks, cell, f"held-out-{name}", seed, chance=arm.start == "uniform")
+            recorder = _recorder(appraiser, bench.held_out_tasks, cell, f"held-out-{name}", seed, _unlearned(arm, bench))
             tests[name] = held_out_test(recorder, writer, selector(name), plan.held_out)
     kinds = {kind: [task.id for task in tasks] for kind, tasks in bench.held_out.items()}
     stages = json.loads((base / "facts.json").read_text(encoding="utf-8"))
@@ -203,10 +204,21 @@ def _spread(tasks: tuple[TrainingTask, ...], count: int | None) -> tuple[Trainin
 
 
 def _recorder(
-    appraiser: Appraiser, tasks: Sequence[TrainingTask], folder: Path, stage: str, seed: int, *, chance: bool = False
+    appraiser: Appraiser,
+    tasks: Sequence[TrainingTask],
+    folder: Path,
+    stage: str,
+    seed: int,
+    kind: Callable[..., Recorder] = Recorder,
 ) -> Recorder:
-    kind = Chance if chance else Recorder
     return kind(appraiser, tasks, Journal(folder / f"{stage}.journal"), stage, seed)
+
+
+def _unlearned(arm: Arm, bench: Bench) -> Callable[..., Recorder]:
+    """Who writes in an arm: its model, chance, or a rule that changes the best program shown."""
+    if arm.start == "climb":
+        return partial(Ruled, policy=next(one for one in bench.generators if one.name == "mutant"))
+    return Chance if arm.start == "uniform" else Recorder
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes, and the comparison that counts.
 
-Arms A0 to A11 differ from A6, the paper's method, in one thing each. Whatever a plan does not say has a default here; what it says
-wrongly is refused by name. The plan's digest is in every result, so results of different plans never meet in one table.
+Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 is what needs no model at all. Whatever a plan does not
+say has a default here; what it says wrongly is refused by name. The plan's digest is in every result, so results of different plans
+never meet in one table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch_cudal1.training.supervised import FitConfig
 __all__ = ["ARMS", "COMPARISONS", "PRIMARY", "Arm", "HeldOut", "Plan", "built", "read_plan"]
 
 _T = TypeVar("_T")
-Start: TypeAlias = Literal["uniform", "sft", "selfsup"]
+Start: TypeAlias = Literal["uniform", "climb", "sft", "selfsup"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ ARMS: Mapping[str, Arm] = {
         Arm(name="A9", title="A6 without smoothing", smoothed=False),
         Arm(name="A10", title="A6 with milestone reward", reward="milestone"),
         Arm(name="A11", title="A6 with max@k objective", objective="max@k"),
+        Arm(name="A12", title="hill climbing by rule", start="climb", learns=False, selector="top"),
     )
 }
 PRIMARY = ("A6", "A4")

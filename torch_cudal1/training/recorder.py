@@ -18,9 +18,9 @@ from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import View, digest
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.model import Rollout, Writer
-from torch_cudal1.training.records import Exemplar, Measured, TrainingTask
+from torch_cudal1.training.records import Exemplar, Measured, Policy, TrainingTask
 
-__all__ = ["Chance", "Recorder", "Sampled", "Shown", "facts_of", "turn"]
+__all__ = ["Chance", "Recorder", "Ruled", "Sampled", "Shown", "facts_of", "turn"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,30 @@ class Chance(Recorder):
                 "chance",
             )
             for i, shown in enumerate(one for one in drawn for _ in range(count))
+        ]
+        measured = self.appraiser.appraise(asked)
+        self.appraiser.database.settle()
+        empty = torch.zeros(len(asked), 1, dtype=torch.long)
+        return Sampled(drawn, Rollout(empty, empty, empty, empty), measured)
+
+
+@dataclass(frozen=True)
+class Ruled(Recorder):
+    """A policy without weights writes, whoever else could: hill climbing, where it changes the best program that it is shown."""
+
+    policy: Policy | None = None
+
+    def sampled(self, writer: Writer, key: str, drawn: Sequence[Shown], *, count: int, temperature: float) -> Sampled:
+        """Completions of the policy; there are no tokens to learn from."""
+        if self.policy is None:
+            raise ValueError("expected a policy that writes")
+        prompts = [self.appraiser.codec.prompt(one.task, one.exemplars) for one in drawn]
+        seed = int(digest(f"{self.seed}/{self.stage}/{key}"), 16)
+        texts = self.policy.sample(prompts, count=count, temperature=temperature, seed=seed)
+        asked = [
+            Asked(self.name(f"{self.stage}/{key}", i * count + j, count), one.task, text, self.policy.name)
+            for i, (one, group) in enumerate(zip(drawn, texts, strict=True))
+            for j, text in enumerate(group)
         ]
         measured = self.appraiser.appraise(asked)
         self.appraiser.database.settle()
