@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -80,8 +81,13 @@ def _job(args: argparse.Namespace) -> Job:
         profile = replace(profile, tune_s=args.tune_s)
     if args.limit_s is not None:
         profile = replace(profile, limit_s=args.limit_s)
-    switches = {"ours": args.ours, "autotune": args.max_autotune, "judged": args.candidates is not None, "arms": tuple(args.arms)}
+    switches = {"ours": args.ours, "autotune": args.max_autotune, "judged": _named(args.candidates), "arms": tuple(args.arms)}
     return Job(args.device, profile, args.rights, args.mode, args.scale, **switches)
+
+
+def _named(release: Path | None) -> str:
+    """Two release files are two columns, whatever they are called."""
+    return "" if release is None else f"{release.stem} {hashlib.sha256(release.read_bytes()).hexdigest()[:12]}"
 
 
 def _plan(args: argparse.Namespace, begin: float) -> Plan:

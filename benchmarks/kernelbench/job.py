@@ -56,7 +56,8 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Job:
-    """`arms`: names of the search with parts of it left out (see `ablation`); `judged`: a release's candidates are a column too."""
+    """`arms`: names of the search with parts of it left out (see `ablation`); `judged`: the release file, name
+    and start of its digest, whose candidates are a column too."""
 
     device: str
     profile: Profile
@@ -65,7 +66,7 @@ class Job:
     scale: int = 1
     ours: bool = True
     autotune: bool = False
-    judged: bool = False
+    judged: str = ""
     arms: tuple[str, ...] = ()
 
     @property
@@ -83,12 +84,12 @@ class Job:
     @property
     def limit_s(self) -> float:
         """When a task's process is ended: the profile's limit, and more for every further column that is searched or judged."""
-        return self.profile.limit_s * (1 + self.judged) + 1.5 * self.profile.tune_s * len(self.arms)
+        return self.profile.limit_s * (2 if self.judged else 1) + 1.5 * self.profile.tune_s * len(self.arms)
 
     def without(self, columns: Collection[str]) -> Job:
         """The same without some of the contenders."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
-        return replace(self, ours=self.ours and OURS not in columns, arms=arms, judged=self.judged and RELEASE not in columns)
+        return replace(self, ours=self.ours and OURS not in columns, arms=arms, judged="" if RELEASE in columns else self.judged)
 
     @property
     def label(self) -> str:

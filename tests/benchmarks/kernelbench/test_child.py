@@ -179,7 +179,7 @@ def test_a_release_candidates_judged_ratio_is_carried_over_to_every_baseline(
 ) -> None:
     paired = {"over": EAGER, "speedup": 2.0, "low": 1.9, "high": 2.1}
     monkeypatch.setattr(contenders, "judged", lambda *given: {"status": "ok", "reason": "", "paired": paired, "error_ratio": 1.0})
-    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged=True), candidate="code"))
+    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate="code"))
     us, found = {name: column["us"] for name, column in row["columns"].items()}, row["against"][RELEASE]
     assert us[RELEASE] == pytest.approx(us[EAGER] / 2)
     assert found[EAGER]["speedup"] == pytest.approx(2.0)
@@ -195,7 +195,7 @@ def test_a_release_candidate_that_is_refused_or_withdrawn_has_no_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: None, told: Mapping[str, Any], candidate: str | None, status: str
 ) -> None:
     monkeypatch.setattr(contenders, "judged", lambda *given: dict(told))
-    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged=True), candidate=candidate))
+    row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate=candidate))
     assert row["columns"][RELEASE]["status"] == status
     assert RELEASE not in row["against"]
 

@@ -82,6 +82,16 @@ def test_other_rights_are_another_job_in_the_same_file(tmp_path: Path, scripted:
     assert said == ["default", "tf32"]
 
 
+def test_candidates_of_another_release_are_another_column(tmp_path: Path, scripted: None) -> None:
+    checkout(tmp_path, GOOD)
+    for name, code in (("a.json", "one"), ("b.json", "two")):
+        line = {"level_id": 1, "task_id": "1", "ref_code": "r", "custom_code": code}
+        (tmp_path / name).write_text(json.dumps(line))
+        assert command.main(options(tmp_path, "--candidates", str(tmp_path / name))) == 0
+    found = rows.read(tmp_path / "rows.jsonl")
+    assert [row["job"]["judged"].split()[0] for row in found] == ["a", "b"]
+
+
 def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(options(tmp_path)) == 2
     assert command.main(["report", str(tmp_path / "absent.jsonl")]) == 2
