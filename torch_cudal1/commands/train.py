@@ -107,7 +107,8 @@ def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         torch.set_num_threads(1)
         try:
             told = lambda what, done: progress(what, None if done is None else 0.7 + 0.3 * done)
-            cheats = red_team(plan, naive_bench(plan, 0), replay_bench(plan, 0), 0, folder / plan.digest / "red-team", told)
+            short = replace(plan, rl=replace(plan.rl, steps=max(2, plan.rl.steps // 2)))  # enough to see where both are going
+            cheats = red_team(short, naive_bench(plan, 0), replay_bench(plan, 0), 0, folder / plan.digest / "red-team", told)
         finally:
             torch.set_num_threads(before)
     return _shown(args, settings, screen, plan, results, started=started, cheats=cheats)

@@ -63,14 +63,14 @@ def run_here(plan: Plan, bench: Bench, how: Run, told: Told) -> list[dict[str, A
     end = time.monotonic() + how.budget_s if how.budget_s is not None else math.inf
     cells = [(seed, name) for seed in plan.seeds for name in plan.arms if _missing(how.folder, plan, name, seed)]
 
-    def watched(what: str, fraction: float | None, done: int) -> None:
+    def watched(done: int, what: str, fraction: float | None) -> None:
         if time.monotonic() >= end:
             raise _TimeUp
         told(f"run {done + 1} of {len(cells)}: {what}", (done + (fraction or 0.0)) / len(cells))
 
     for done, (seed, name) in enumerate(cells):
         try:
-            found = cell_of(plan, bench, ARMS[name], seed, _home(how.folder, plan, seed), partial(_third, watched, done))
+            found = cell_of(plan, bench, ARMS[name], seed, _home(how.folder, plan, seed), partial(watched, done))
         except _TimeUp:
             break
         _store(how.folder, name, seed, found)
@@ -79,10 +79,6 @@ def run_here(plan: Plan, bench: Bench, how: Run, told: Told) -> list[dict[str, A
 
 class _TimeUp(Exception):
     """The budget is spent; what is on record goes on another time."""
-
-
-def _third(function: Callable[[str, float | None, int], None], done: int, what: str, fraction: float | None) -> None:
-    function(what, fraction, done)
 
 
 def results_of(folder: Path, plan: Plan) -> list[dict[str, Any]]:
