@@ -96,7 +96,8 @@ def _plan(args: argparse.Namespace, begin: float) -> Plan:
     else:
         memory = int(_HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     budget_s = args.budget_s - (time.monotonic() - begin)
-    args.work.mkdir(parents=True, exist_ok=True)
+    for name in ("inductor", "triton", "cudal1"):  # confined processes are let into folders that are there
+        (args.work / name).mkdir(parents=True, exist_ok=True)
     return Plan(args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, args.freeze)
 
 

@@ -56,8 +56,10 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Job:
-    """`arms`: names of the search with parts of it left out (see `ablation`); `judged`: the release file, name
-    and start of its digest, whose candidates are a column too."""
+    """`arms`: names of the search with parts of it left out (see `ablation`).
+
+    `judged`: the release file, name and start of its digest, whose candidates are a column too; "": none.
+    """
 
     device: str
     profile: Profile
