@@ -24,6 +24,7 @@ SPEEDS: dict[str, float | str] = {"first": 1.2, "best": 3.0, "wrong": "an error 
 
 
 def judged(region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job) -> judge.Judgement:
+    assert job.examples is None, "the whole model's inputs are not the island's"
     said = SPEEDS[candidate.techniques[1]]
     if isinstance(said, str):
         return judge.Judgement(candidate, Rejected(said, "numerics"), PASSED)
@@ -57,7 +58,7 @@ def whole() -> Region:
 
 
 def job_at(place: Place) -> judge.Job:
-    return judge.Job(place.settings, place.contract, torch.device("cpu"))
+    return judge.Job(place.settings, place.contract, torch.device("cpu"), (torch.randn(4, 8),))
 
 
 def test_the_fastest_right_kernel_is_taken_and_the_wrong_one_is_told(place: Place, whole: Region) -> None:
