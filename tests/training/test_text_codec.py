@@ -16,7 +16,7 @@ ANSWER = "## Analysis\n\nVersion 2 is faster.\n\n## Design\n\nOne pass.\n\n## Co
 
 @pytest.mark.parametrize(("name", "exemplars"), [("alone", ()), ("one", SHOWN[:1]), ("two", SHOWN)])
 def test_prompts_are_those_on_record(name: str, exemplars: tuple[Exemplar, ...]) -> None:
-    expected = (GOLDEN / f"text_v{VERSION}_{name}.md").read_text()
+    expected = (GOLDEN / f"text_v{VERSION}_{name}.txt").read_text()
     assert CODEC.prompt(TASK, exemplars) == expected, "another wording is another VERSION, with golden files of its own"
 
 
