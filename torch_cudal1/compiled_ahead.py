@@ -78,10 +78,10 @@ def ready(keys: Sequence[str], place: Place) -> Iterator[None]:
 
 
 def store(keys: Sequence[str], folder: Path, place: Place) -> str:
-    """Remember the Inductor cache `folder` for these regions; why it could not be, "" if it was."""
+    """Remember the Inductor cache `folder` for these regions; why it could not be, "" if it was or holds nothing."""
     files = pack(folder)
-    if isinstance(files, Miss):
-        return files.reason
+    if isinstance(files, Miss) or not files:
+        return files.reason if isinstance(files, Miss) else ""
     value = {"regions": list(keys), "inductor": files, "compiler": compiler_here() if place.device.type == "cpu" else None}
     stored = place.cache.put_alias(_name(keys, place), value, place.target, place.contract)
     return stored.reason if isinstance(stored, NotStored) else ""

@@ -151,6 +151,28 @@ def test_warmup_exits_1_when_a_target_failed(
     assert ("it broke" in shown.err) == bool(error)
 
 
+@pytest.mark.parametrize(("lacking", "code"), [({}, 0), ({"it": "its start failed"}, 1)])
+def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_could_not(
+    lacking: dict[str, str], code: int, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def collect(names: list[str], order: Any) -> dict[str, str]:
+        asked.append((names, order.device, order.settings.cache_dir.is_absolute()))
+        return lacking
+
+    def warmup(name: str, **options: Any) -> tuple[Result, ...]:
+        return (Result(name, Explanation(target=name, device="cpu", regions=(REGION,)), None, 1.5, 2, 3),)
+
+    monkeypatch.setattr(models.ahead, "collect", collect)
+    stand_in(monkeypatch, warmup=warmup)
+    assert main(["warmup", f"{target}:good", "--device", "cpu", "--with-inductor"]) == code
+    assert asked == [([f"{target}:good"], "cpu", True)]
+    assert ("nothing compiled ahead: its start failed" in capsys.readouterr().err) == bool(lacking)
+    assert main(["warmup", f"{target}:good", "--with-inductor", "--recorded", "calls.jsonl"]) == 2
+    assert len(asked) == 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_asking_for_a_gpu_that_is_not_there_is_2_with_the_reason(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{target}:good", "--device", "cuda"]) == 2

@@ -29,9 +29,12 @@ _FOUND_WRONG, _USAGE = 1, 2
 
 def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded; the others are still done."""
+    if args.with_inductor and args.recorded is not None:
+        raise SettingError("--with-inductor", "--recorded", "one of both: files are collected for a target's own inputs")
     failed: list[TargetError | str] = []
     results: list[Any] = []
     resumed: tuple[str, ...] = ()
+    lacking: list[str] = []
     names = [name for target in args.target for name in _expanded(target, failed)]
     with screen.progress() as progress:
         if fleet.crew_asked(args):
@@ -43,18 +46,18 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         else:
             _one_after_another(args, names, settings, progress, results, failed)
         if args.with_inductor:
-            failed += _compiled_ahead(args, [r.target for r in results if not r.error], settings, progress)
+            lacking = _compiled_ahead(args, [r.target for r in results if not r.error], settings, progress)
     _show_warmed(results, resumed, screen)
+    for problem in lacking:
+        screen.problem(problem)
     screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
     stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
     _write_page(args, screen, "cudal1 warmup", stories, settings)
-    return _told(screen, failed) or (_FOUND_WRONG if any(r.error for r in results) else 0)
+    return _told(screen, failed) or (_FOUND_WRONG if lacking or any(r.error for r in results) else 0)
 
 
 def _compiled_ahead(args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback) -> list[str]:
     """Store what Inductor compiles for these targets; what could not be, by target."""
-    if args.recorded is not None:
-        raise SettingError("--with-inductor", "--recorded", "one of both: files are collected for a target's own inputs")
     order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, device.choose(args.device))
     found: list[str] = []
     for name in names:
