@@ -266,6 +266,7 @@ class Lane:
             return
         try:
             other = trial.aside(trial.subject, "ahead")
+            other.book = {}  # inputs that no later look will use
             sample = other.draw("normal")
             other.run(sample)
             other.drop(sample)
