@@ -28,6 +28,7 @@ _OVERHEAD = ("h200-overhead.json", "h200-overhead-earlier.json")
 _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
 _JUDGE = ("cpu-judge.json",)
+_FLEET = ("h200-fleet.json",)
 _OURS = "cudal1.accelerate"
 _DENOMINATORS = (BEST, "torch.compile", "eager")
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
@@ -46,6 +47,8 @@ def render(results: Path) -> str:
         lines += _cache(name, load(results / name))
     for name in _JUDGE:
         lines += ["", *_judged(name, load(results / name))]
+    for name in _FLEET:
+        lines += ["", *_fleet(name, load(results / name))]
     for path in sorted(results.glob("h200-gemm*.json")):
         lines += ["", *_products(path.name, load(path))]
     for path in _kernelbench(results):
@@ -109,6 +112,17 @@ def _overhead(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         lines.append(f"| {row['name']} | {row['median_us']:.2f} | {row['p10_us']:.2f} to {row['p90_us']:.2f} |")
     return [*lines, ""]
+
+
+def _fleet(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| warm-up workers | tasks | tasks a second | over one worker |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        if row["status"] != "ok":
+            lines.append(f"| {row['workers']} | {row['tasks']} | {row['status']}: {row['reason']} | |")
+            continue
+        over = found["throughput_over_one"][str(row["workers"])]
+        lines.append(f"| {row['workers']} | {row['tasks']} | {row['tasks_per_s']:.3f} | {over:.2f} |")
+    return lines
 
 
 def _repeated(name: str, found: Mapping[str, Any]) -> list[str]:
