@@ -1,4 +1,4 @@
-// What packed_gemm.cu asks of the machine, on a CPU with one thread for each GPU thread: to see its addresses, layouts, synchronisation and
+// What packed_*.cu ask of the machine, on a CPU with one thread for each GPU thread: to see its addresses, layouts, synchronisation and
 // guards without a GPU. The layouts of wgmma operands and accumulators are written down here a second time, from the PTX ISA. It does not
 // tell speed, the tensor cores' rounding, or anything of memory ordering.
 #include <barrier>

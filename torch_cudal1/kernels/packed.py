@@ -1,4 +1,4 @@
-"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_gemm.cu` specialised for an island.
+"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_*.cu` specialised for an island.
 
 Three launches. The first reads both operands and notes the size of each row; the second reads them again, cuts them into 16-bit
 pieces and lays these out as the tensor cores read them (4, 6 or 2 bytes an element); the third multiplies. What a method's result
@@ -34,6 +34,7 @@ from torch_cudal1.program.model import TensorSpec
 __all__ = ["packed"]
 
 _PIECES = {"packed-f16x3": (1, 2, 3), "packed-bf16x6": (0, 3, 6), "packed-f16x1": (1, 1, 1)}  # HALF, PLANES, PRODUCTS
+_FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")  # one text in three parts
 _DEPTH, _ROWS = 64, 128
 _REACH = 2**31 - 1
 _THREADS = {"measure": 256, "pack": 256, "multiply": 384}
@@ -135,7 +136,7 @@ def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple[str, str]:
     """The C++ text, and the name its kernels share."""
-    text = (files("torch_cudal1.kernels") / "packed_gemm.cu").read_text()
+    text = "".join((files("torch_cudal1.kernels") / name).read_text() for name in _FILES)
     # everything that changes the code is in the name, which thus stands for one machine code
     digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
     name = f"{schedule.method.removeprefix('packed-')}_{digest}"
