@@ -56,6 +56,8 @@ def _stage(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     started = time.monotonic()
     with screen.progress() as progress, ground_bench(config.ground, settings, config.seed, folder) as bench:
         facts = stage_of(cast(Stage, args.action), folder, config, bench, resume=args.resume, told=progress)
+    if not facts:  # one of several processes, and not the first
+        return 0
     (folder / f"{args.action}.json").write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
     for table in _tables(facts):
         screen.line(f"\n{table.caption}")

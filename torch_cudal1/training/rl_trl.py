@@ -4,8 +4,8 @@ Prompts are rendered when a batch is fetched, from the last committed view: a pu
 members of a group and all ranks show the same exemplars. The loader fetches one batch ahead, so a view is a generation late.
 Rewards of all ranks are made by the first one, which alone holds the judge and the database; the others mirror its views.
 
-Launched by `accelerate launch` for several processes (FSDP, DeepSpeed ZeRO); by itself for one. It was run on the CPU with a small
-model, with and without LoRA; vLLM servers and several processes are configured here and were not run.
+Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by itself for one. It was run on the CPU
+with a small model, with and without LoRA, in one process and in two; vLLM servers are configured here and were not run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,8 @@ from torch_cudal1.training.selectors import exemplars
 from torch_cudal1.training.smoothing import Moments, smooth
 
 __all__ = ["TrlConfig", "arguments", "train_by_trl"]
+
+Measurements: TypeAlias = tuple[list[float], Mapping[str, float], list[Sample]]  # rewards, facts, what was put on record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,7 @@ class Scenes:
         self._step = step
         self._tasks = {task.id: task for task in step.recorder.tasks}
         self._database = step.recorder.appraiser.database if _rank() == 0 else Database(None)
-        if _world() > 1:
-            self.mirror(list(step.recorder.appraiser.database.samples()) if _rank() == 0 else [])
+        self.take(_broadcast(list(step.recorder.appraiser.database.samples()) if _rank() == 0 else []))
 
     def __getstate__(self) -> dict[str, Any]:
         """What the data set takes its fingerprint of. Nothing is ever restored from it."""
@@ -142,12 +143,10 @@ class Scenes:
         """By its id."""
         return self._tasks[name]
 
-    def mirror(self, samples: Sequence[Sample]) -> None:
-        """Give what the first rank measured to all, as one more generation."""
-        told: list[Any] = [samples]
-        torch.distributed.broadcast_object_list(told, src=0)
+    def take(self, samples: Sequence[Sample]) -> None:
+        """What the first rank measured, as one more generation of the mirrors; the first rank has it."""
         if _rank() != 0:
-            for sample in told[0]:
+            for sample in samples:
                 self._database.add(sample)
             self._database.settle()
 
@@ -168,14 +167,15 @@ class Rewards:
         number = int(more["trainer_state"].global_step)
         own = [(name, _text(each), tuple(shown)) for name, each, shown in zip(task, completions, exemplars, strict=True)]
         everyone = _gathered(own)
-        found = self._measured(number, [one for rank in everyone for one in rank]) if _rank() == 0 else ([], {})
-        rewards, facts = _broadcast(found)
+        found = self._measured(number, [one for rank in everyone for one in rank]) if _rank() == 0 else None
+        rewards, facts, samples = _broadcast(found)
+        self._scenes.take(samples)
         for name, value in facts.items():
             more["log_metric"](name, value)
         start = sum(len(rank) for rank in everyone[: _rank()])
         return list(rewards[start : start + len(own)])
 
-    def _measured(self, number: int, wanted: Sequence[tuple[str, str, tuple[str, ...]]]) -> tuple[list[float], Mapping[str, float]]:
+    def _measured(self, number: int, wanted: Sequence[tuple[str, str, tuple[str, ...]]]) -> Measurements:
         """Of all ranks, on the first. A sample's name holds its text: a step that is done again after a kill may have others."""
         step, recorder = self._step, self._step.recorder
         before = self._moments or self._earlier()
@@ -185,14 +185,13 @@ class Rewards:
         ]
         measured = recorder.appraiser.appraise(asked)
         recorder.appraiser.database.settle()
-        if _world() > 1:
-            self._scenes.mirror([_known(recorder.appraiser, one) for one in asked])
+        samples = [_known(recorder.appraiser, one) for one in asked]
         rewards = [reward_of(one, step.reward) for one in measured]
         size = step.config.group
         smoothed, self._moments = smooth(
             [rewards[i : i + size] for i in range(0, len(rewards), size)], step.config.smoothing, before
         )
-        return [each for group in smoothed for each in group], facts_of(measured)
+        return [each for group in smoothed for each in group], facts_of(measured), samples
 
     def _earlier(self) -> Moments:
         recorder = self._step.recorder
@@ -233,7 +232,8 @@ def _gathered(own: list[Any]) -> list[list[Any]]:
     return found
 
 
-def _broadcast(value: tuple[list[float], Mapping[str, float]]) -> tuple[list[float], Mapping[str, float]]:
+def _broadcast(value: Any) -> Any:
+    """What the first rank has, on all."""
     if _world() == 1:
         return value
     told = [value]

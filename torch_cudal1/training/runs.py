@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -25,6 +25,7 @@ from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database
 from torch_cudal1.training.exam import Exam, examined, step_curve
 from torch_cudal1.training.experiment import Bench
+from torch_cudal1.training.extras import needed
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.plan import built
@@ -68,8 +69,10 @@ class RunConfig:
 def begin(folder: Path, config: RunConfig) -> None:
     """Write down what a run is made of. Raises SettingError where the folder holds a run of something else."""
     path = folder / "run.json"
-    if path.is_file() and read_config(path) != config:
-        raise SettingError("run", str(folder), "a folder without a run of other settings; give another --run, or leave options out")
+    if path.is_file():
+        if read_config(path) != config:
+            raise SettingError("run", str(folder), "no run of other settings there; give another --run, or leave options out")
+        return
     folder.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(dataclasses.asdict(config), indent=1), encoding="utf-8")
@@ -86,13 +89,17 @@ def read_config(path: Path) -> RunConfig:
 
 
 def stage_of(name: Stage, folder: Path, config: RunConfig, bench: Bench, *, resume: bool, told: Told) -> dict[str, Any]:
-    """Run one stage. Its facts, as a JSON object. Raises SettingError where it was begun without `resume`, or comes too early."""
-    with Database(folder / "samples.jsonl") as database:
-        if not resume and _begun(name, folder, database):
+    """Run one stage. Its facts, as a JSON object. Raises SettingError where it was begun without `resume`, or comes too early.
+
+    In a process that is not the first of several it only helps: it has no database, and its facts are {}.
+    """
+    follows = config.trl is not None and name == "rl" and needed("accelerate").PartialState(cpu=config.trl.cpu).process_index > 0
+    with Database(None if follows else folder / "samples.jsonl") as database:
+        if not resume and not follows and _begun(name, folder, database):
             raise SettingError("run", str(folder), f"--resume to go on with its stage {name!r}, which was begun; or another --run")
         work = _Work(folder, config, bench, Appraiser(bench.codec, bench.evaluator, database), told)
         facts = {"collect": work.collect, "sft": work.sft, "selfsup": work.selfsup, "rl": work.rl}[name]()
-    return {"stage": name, "label": bench.label, **facts}
+    return {} if follows else {"stage": name, "label": bench.label, **facts}
 
 
 @dataclass(frozen=True)
@@ -174,9 +181,3 @@ def _begun(name: Stage, folder: Path, database: Database) -> bool:
     if name == "collect":
         return any(sample.name.startswith("collect/") for sample in database.samples())
     return (folder / name).exists() or (folder / f"{name}.journal").exists()
-
-
-def measured_facts(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Of a stage's facts, what a table shows in words."""
-    exam = found.get("exam")
-    return [] if exam is None else [(name, f"{exam[name]:.3f}") for name in ("success", "speedup", "hack", "undecodable")]
