@@ -2,8 +2,8 @@
 
 `timer(device)` makes one. `timer.run(calls, schedule, flush, repeats)` calls `calls[i]` (`repeats[i]` times, back to back) for each
 i of `schedule` and returns for each `(i, wall_us, host_us, device_us)`: until every stream of the device was joined, until the call
-returned, and between two events around it on the current stream (None on the CPU). Before each call the device is joined, after `flush`, an (address, bytes) of
-device memory, was overwritten. It takes no medians, warms nothing up and decides nothing.
+returned, and between two events around it on the current stream (None on the CPU). Before each call the device is joined, after
+`flush`, an (address, bytes) of device memory, was overwritten. It takes no medians, warms nothing up and decides nothing.
 """
 
 from __future__ import annotations
