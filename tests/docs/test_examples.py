@@ -111,8 +111,10 @@ def test_every_module_is_in_the_file_map_and_every_file_of_the_map_exists() -> N
             folders.append(folders[depth] + name)
         elif depth:
             mapped.add(folders[depth] + name)
-    sources = [*(ROOT / "torch_cudal1").rglob("*.py"), *(ROOT / "csrc").iterdir()]
-    present = {str(path.relative_to(ROOT)) for path in sources if path.stat().st_size and path.suffix in (".py", ".cpp", ".h")}
+    package = ROOT / "torch_cudal1"
+    sources = [*package.rglob("*.py"), *package.rglob("*.cu"), *(ROOT / "csrc").iterdir()]
+    kinds = (".py", ".cu", ".cpp", ".h")
+    present = {str(path.relative_to(ROOT)) for path in sources if path.stat().st_size and path.suffix in kinds}
     present -= {name for name in present if name.count("/") > 1 and name.endswith("__init__.py")}
     assert mapped - present == set(), "in the map, but not there"
     assert present - mapped == set(), "there, but not in the map"
