@@ -101,3 +101,13 @@ def test_a_build_for_another_torch_is_told_with_its_reason(monkeypatch: pytest.M
     assert told.startswith("not used: built with torch 2.9.1, and this is torch")
     assert told.endswith("_native.so, built with torch 2.9.1 by gcc 12")
     assert "/there" not in told
+
+
+def test_an_extension_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_over = ModuleType("_native")
+    left_over.TORCH_VERSION = torch.__version__  # type: ignore[attr-defined]
+    monkeypatch.setattr(native, "find_spec", lambda name: name)
+    monkeypatch.setattr(native, "import_module", lambda name: left_over)
+    present, reason = native.status()
+    assert not present
+    assert "built from other sources (interface 1, expected" in reason

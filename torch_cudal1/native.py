@@ -20,6 +20,7 @@ import torch
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
+_INTERFACE = 2  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
 _BUILD_NOTE = Path(__file__).with_name("_native_build.txt")  # written by setup.py when it built no extension
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"
 
@@ -68,7 +69,7 @@ def _load() -> tuple[ModuleType | None, str]:
         module = import_module(_NAME)
     except ImportError as error:  # also what a missing symbol of another torch looks like
         return None, f"built, but does not load with torch {torch.__version__}: {error}; {_HINT}"
-    reason = mismatch(str(getattr(module, "TORCH_VERSION", "unknown")), torch.__version__)
+    reason = mismatch(str(getattr(module, "TORCH_VERSION", "unknown")), torch.__version__) or outdated(module)
     return (None, reason) if reason else (module, "")
 
 
@@ -77,6 +78,12 @@ def mismatch(built_with: str, running: str) -> str:
     if _minor(built_with) == _minor(running):
         return ""
     return f"built with torch {built_with}, and this is torch {running} (it must be the same minor release); {_HINT}"
+
+
+def outdated(module: object) -> str:
+    """Why an extension built from other sources of this package may not be used; "" if it may."""
+    found = getattr(module, "INTERFACE", 1)
+    return "" if found == _INTERFACE else f"built from other sources (interface {found}, expected {_INTERFACE}); {_HINT}"
 
 
 def _minor(version: str) -> list[str]:
