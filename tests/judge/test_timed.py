@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, subject, with_steps
 from tests.judge.test_timing import Scripted
-from torch_cudal1.judge.duel import ChildSpinner, Duel
+from torch_cudal1.judge import timed_pair
+from torch_cudal1.judge.duel import ChildSpinner, Duel, Spun
 from torch_cudal1.judge.measure import measure
 from torch_cudal1.judge.profiles import TIMING_PLANS
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
@@ -138,3 +140,16 @@ def test_work_that_is_moved_into_the_first_call_is_refused(first_us: tuple[float
     found = replace(measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=first_us)
     check = timing_state(found)
     assert (check.name, check.passed, check.value) == ("timing_state", passed, first_us[1])
+
+
+@pytest.mark.parametrize(("again_us", "passed"), [(50.0, True), (9e6, False)], ids=["compiled once", "every instance"])
+def test_a_slow_first_call_is_asked_again_of_another_instance(
+    again_us: float, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(timed_pair.ChildSpinner, "spin", lambda self, calls: Spun(again_us / 1e6, again_us, calls))
+    child = SimpleNamespace(call=lambda verb, **fields: asked.append(f"{verb} {fields['slot']}"))
+    trial: Any = SimpleNamespace(child=child, candidate=None, load=lambda slot, candidate: asked.append(f"load {slot}"))
+    found = replace(measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=(1.0, 8e6))
+    assert timed_pair.first_call(trial, found, ["a"]).passed is passed
+    assert asked == ["load first_call", "forget first_call"]
