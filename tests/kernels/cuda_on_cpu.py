@@ -35,9 +35,8 @@ def run_on_cpu(program: Program, proposal: Proposal, inputs: Sequence[torch.Tens
             values[step.out] = room[:-16].view(step.spec.torch_dtype).as_strided(step.spec.shape, step.spec.strides)
         elif isinstance(step, Launch):
             pointers = [values[arg.value.index].data_ptr() for arg in step.args if isinstance(arg.value, Value)]
-            getattr(library, f"run_{step.symbol}")(
-                step.grid[0], step.block, step.cluster, (ctypes.c_void_p * len(pointers))(*pointers)
-            )
+            blocks = step.grid[0] * step.cluster  # as the driver starts them
+            getattr(library, f"run_{step.symbol}")(blocks, step.block, step.cluster, (ctypes.c_void_p * len(pointers))(*pointers))
     return [values[value] for value in built.outputs if value is not None]
 
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
-from tests.kernels.islands import island
+from tests.kernels.islands import emitted, island
 from torch_cudal1.kernels.gemm_schedules import Schedule
+from torch_cudal1.program.model import Launch
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
@@ -88,3 +89,12 @@ def test_nan_and_infinity_go_where_fp32_sends_them(tmp_path: Path) -> None:
     assert torch.equal(got.isinf(), plain.isinf())
     finite = plain.isfinite()
     torch.testing.assert_close(got[finite], plain[finite], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", [THREE, PAIR])
+def test_as_many_blocks_are_launched_as_there_are_tiles(schedule: Schedule) -> None:
+    """A launch counts clusters: twice the blocks of a pair's kernel would read and write beyond every operand."""
+    (a, b), rows, columns = (normal(500, 64), normal(64, 200)), 4, 4
+    built, _ = emitted(island(torch.mm, (a, b)), schedule.proposal())
+    launches = [step for step in built.steps if isinstance(step, Launch)]
+    assert launches[-1].grid[0] * launches[-1].cluster == rows * columns

@@ -106,15 +106,16 @@ def assemble(program: Program, lowered: Lowered, cubins: Mapping[str, Cubin]) ->
     for kernel in lowered.kernels:
         cubin = cubins[kernel.symbol]
         pointers = tuple(numbers[value] for value, _ in kernel.arguments)
+        cluster = 1 if kernel.cuda is None else kernel.cuda.cluster
         launch = Launch(
             payload=cubin.payload,
             symbol=kernel.symbol,
-            grid=(kernel.grid, 1, 1),
+            grid=(kernel.grid // cluster, 1, 1),  # a launch counts clusters, a kernel its blocks
             block=32 * cubin.warps,
             shared_bytes=cubin.shared_bytes,
             args=tuple(LaunchArg("ptr", Value(p)) for p in pointers) + _HIDDEN * (kernel.cuda is None),
             aligned=pointers,
-            cluster=1 if kernel.cuda is None else kernel.cuda.cluster,
+            cluster=cluster,
         )
         steps.append(launch)
     payloads = {name: program.payloads[name] for name in program.constants} | {c.payload: c.body for c in cubins.values()}
