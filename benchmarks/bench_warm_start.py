@@ -39,6 +39,7 @@ __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("eager", "torch.compile", "cudal1.accelerate", "cudal1 backend")
+_OPTIONS = ("models", "contenders", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")
 _NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 _NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
-    options = {name: getattr(args, name) for name in ("models", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")}
+    options = {name: getattr(args, name) for name in _OPTIONS}
     for model in args.models:
         for row in _measure(args, model, deadline):
             rows.append(row)
@@ -138,12 +139,17 @@ def _short(row: Start) -> dict[str, Any]:
 def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
     """All contenders on one model: each one's cold process, then rounds of warm ones. A contender that fails once is out."""
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-start-"))
-    runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+    names: list[str] = args.contenders
+    runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in names}
     failures: dict[str, str] = {}
+    round_s = 0.0
     try:
         for index in range(1 + args.runs):
-            turn = index % len(CONTENDERS)
-            for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
+            begin = time.monotonic()
+            if index > 1 and begin + 1.2 * round_s > deadline:
+                break  # fewer warm runs of everybody, rather than a last round that only some would finish
+            turn = index % len(names)
+            for contender in (*names[turn:], *names[:turn]):
                 if contender in failures:
                     continue
                 limit_s = min(args.time_limit_s, deadline - time.monotonic())
@@ -152,11 +158,11 @@ def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Star
                     runs[contender].append(_spawn(args, (model, contender), state, own, limit_s))
                 except _ChildFailed as error:
                     failures[contender] = str(error)
+            round_s = time.monotonic() - begin
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [
-        Start(model, name, "failed", reason=failures[name]) if name in failures else _row(model, name, runs[name])
-        for name in CONTENDERS
+        Start(model, name, "failed", reason=failures[name]) if name in failures else _row(model, name, runs[name]) for name in names
     ]
 
 
@@ -296,10 +302,11 @@ def _parser() -> argparse.ArgumentParser:
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="benchmarks.bench_warm_start", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=among(MODELS), default=["bert_base_b1"], help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--contenders", type=among(CONTENDERS), default=list(CONTENDERS), help=f"of {', '.join(CONTENDERS)}")
     parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "warm_start.json")
-    parser.add_argument("--runs", type=int, default=3, help="warm processes per contender; the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="warm processes each, fewer near the total limit; the median counts")
     parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region, cold process only")
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="per process")
     parser.add_argument("--total-limit-s", type=float, default=300.0, help="whole run; what does not fit is a failed row")

@@ -31,10 +31,10 @@ def test_a_warm_process_must_not_search(cold: Mapping[str, int], warm: Sequence[
     assert bool(found) == bool(complaint)
 
 
-def test_eager_is_measured_from_process_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_warm_start, "CONTENDERS", ("eager",))
+def test_eager_is_measured_from_process_start(tmp_path: Path) -> None:
     out = tmp_path / "warm.json"
-    code = main(["--models", "lstm", "--sizes", "small", "--device", "cpu", "--runs", "1", "--out", str(out)])
+    what = ["--models", "lstm", "--contenders", "eager", "--sizes", "small", "--device", "cpu"]
+    code = main([*what, "--runs", "1", "--out", str(out)])
     (row,) = load(out)["rows"]
     assert (code, row["status"], row["verified"]) == (0, "ok", True)
     assert row["warm_s"] == pytest.approx(sum(row["stages_s"].values()))
@@ -55,6 +55,28 @@ def test_the_total_limit_stops_new_processes(tmp_path: Path) -> None:
     out = tmp_path / "warm.json"
     assert main(["--models", "lstm", "--total-limit-s", "0", "--out", str(out)]) == 1
     assert {row["reason"] for row in load(out)["rows"]} == {"cold process not started: the total limit was reached"}
+
+
+def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(bench_warm_start.time, "monotonic", lambda: now)
+
+    def spawn(*_: object) -> dict[str, object]:
+        nonlocal now
+        now += 10.0
+        stages = {"import": 1.0, "build": 1.0, "first_call": 8.0}
+        answer = {"first_answer_s": 10.0, "stages_s": stages, "counters": {}, "decisions": [], "started": []}
+        return {**answer, "verified": True, "error_ratio": 1.0, "reason": ""}
+
+    monkeypatch.setattr(bench_warm_start, "_spawn", spawn)
+    out = tmp_path / "warm.json"
+    options = ["--contenders", "eager,torch.compile", "--runs", "9", "--total-limit-s", "75", "--out", str(out)]
+    assert main(options) == 0
+    # 20 s cold, two rounds of 20 s; a third would end at 80
+    assert [len(row["warm_runs_s"]) for row in load(out)["rows"]] == [
+        2,
+        2,
+    ]
 
 
 def start(contender: str, cold_s: float, warm_s: float) -> bench_warm_start.Start:
