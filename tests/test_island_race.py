@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,26 +12,31 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudal1 import judge, observe, pipeline
+from torch_cudal1 import island_kernels, judge, kernels, observe, pipeline
 from torch_cudal1.binding import captured_regions
-from torch_cudal1.graph.partition import partition
+from torch_cudal1.graph.partition import Island, partition
+from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.island_race import fastest_right, rights_of
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
-from torch_cudal1.records import Accepted, Candidate, Check, Contract, Region, Rejected, Target, Timing, Verdict
+from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
 from torch_cudal1.settings import Settings
 
+PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
 PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
-SPEEDS: dict[str, float | str] = {"first": 1.2, "best": 3.0, "wrong": "an error of 9x eager's", "last": 2.0}
+TIMES_US: dict[str, float | str] = {"first": 80.0, "best": 40.0, "wrong": 30.0, "broken": "does not load", "slow": 110.0}
 
 
-def judged(region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job) -> judge.Judgement:
+def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> judge.Heat:
+    times = {at: TIMES_US[candidate.techniques[1]] for at, candidate in enumerate(candidates)}
+    measured = {at: one for at, one in times.items() if isinstance(one, float)}
+    return judge.Heat(100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)})
+
+
+def checked(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
     assert job.examples is None, "the whole model's inputs are not the island's"
-    said = SPEEDS[candidate.techniques[1]]
-    if isinstance(said, str):
-        return judge.Judgement(candidate, Rejected(said, "numerics"), PASSED)
-    timing = Timing(PASSED, "eager", 100 / said, 100.0, said, said, said, 14)
-    return judge.Judgement(candidate, Accepted(timing), PASSED)
+    wrong = candidate.techniques[1] == "wrong"
+    return Verdict((Check("numerics", False, detail="an error of 9x eager's"),)) if wrong else PASSED
 
 
 def built(region: Region, proposals: list[Proposal], job: judge.Job, target: Target) -> tuple[Candidate, ...]:
@@ -39,13 +46,11 @@ def built(region: Region, proposals: list[Proposal], job: judge.Job, target: Tar
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     observe.reset()
-    proposals = tuple(Proposal("gemm", {"name": name}) for name in SPEEDS)
-    monkeypatch.setattr(pipeline.kernels, "propose", lambda program, sm, rights: proposals)
+    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
+    monkeypatch.setattr(island_kernels, "PROPOSALS", len(PROPOSED))
     monkeypatch.setattr(judge, "build", built)
-    monkeypatch.setattr(judge, "judge", judged)
-    monkeypatch.setattr(
-        judge, "rank_baselines", lambda region, schedules, job: judge.Ranking(Candidate(region.program, "eager", "baseline"), {})
-    )
+    monkeypatch.setattr(judge, "heat", raced)
+    monkeypatch.setattr(judge, "check", checked)
     here = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
 
@@ -61,20 +66,38 @@ def job_at(place: Place) -> judge.Job:
     return judge.Job(place.settings, place.contract, torch.device("cpu"), (torch.randn(4, 8),))
 
 
-def test_the_fastest_right_kernel_is_taken_and_the_wrong_one_is_told(place: Place, whole: Region) -> None:
-    proposals = [Proposal("gemm", {"name": name}) for name in SPEEDS]
-    best, reasons = fastest_right(whole, proposals, place, job_at(place), deadline=float("inf"))
+def search(place: Place, deadline: float = float("inf")) -> IslandKernels:
+    return IslandKernels(place, job_at(place), deadline, functools.partial(pipeline._remember, place))
+
+
+def around_products(whole: Region) -> tuple[Island, ...]:
+    return partition(whole, products=True).islands
+
+
+def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(place: Place, whole: Region) -> None:
+    best, reasons = fastest_right(whole, PROPOSED, place, job_at(place), deadline=float("inf"))
     assert best is not None
     assert best.techniques == ("gemm", "best")
-    assert [reason.reason for reason in reasons] == ["an error of 9x eager's"]
+    assert [reason.reason for reason in reasons] == ["does not load", "takes 110.0 us, eager 100.0 us", "an error of 9x eager's"]
 
 
-def test_an_island_around_a_product_gets_the_fastest_kernel_and_is_asked_once(place: Place, whole: Region) -> None:
+def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(place: Place, whole: Region) -> None:
+    found, _ = search(place).found(around_products(whole))
+    assert [techniques for _, techniques in found.values()] == [("gemm", "wrong")]
+    assert "entries_reused" not in observe.report().counters
+    again, _ = search(place).found(around_products(whole))
+    assert again.keys() == found.keys()
+    assert "entries_reused" not in observe.report().counters
+
+
+def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Place) -> None:
+    with torch.no_grad():
+        layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)).eval()
+        (region,) = captured_regions(layers, (torch.randn(4, 8),))
     for _ in range(2):
-        found, _ = pipeline._island_kernels(whole, place, job_at(place), deadline=float("inf"), products=True)
-        assert [techniques for _, techniques in found.values()] == [("gemm", "best")]
-    assert observe.report().counters["entries_reused"] == 1
-    assert len(partition(whole).islands) == 0  # without products there is nothing to fuse
+        found, _ = search(place).found(around_products(region))
+        assert [techniques for _, techniques in found.values()] == [("gemm", "best")] * 3
+    assert observe.report().counters["entries_reused"] == 3
 
 
 def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,12 +105,22 @@ def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, mon
     monkeypatch.setattr(
         judge, "build", lambda *given: (monkeypatch.setattr(time, "monotonic", lambda: begin + 9e9), built(*given))[1]
     )
-    found, reasons = pipeline._island_kernels(whole, place, job_at(place), deadline=begin + 1e9, products=True)
+    found, reasons = search(place, begin + 1e9).found(around_products(whole))
     assert found == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     monkeypatch.setattr(time, "monotonic", lambda: begin)
     monkeypatch.setattr(judge, "build", built)
-    assert pipeline._island_kernels(whole, place, job_at(place), deadline=float("inf"), products=True)[0]
+    assert search(place).found(around_products(whole))[0]
+
+
+def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place) -> None:
+    with torch.no_grad():
+        (region,) = captured_regions(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),))
+    there = replace(place, device=torch.device("cuda"))
+    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    found = list(pipeline._candidates(region, None, there, ranking, job_at(place), float("inf")))
+    first = next(one for one in found if isinstance(one, Candidate))
+    assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 
 
 def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudal1 import judge, observe, pipeline
+from torch_cudal1 import judge, kernels, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SettingError
 from torch_cudal1.graph.partition import partition, splice
+from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
@@ -146,18 +148,22 @@ def on_gpu(place, monkeypatch):
         built.append(region.key)
         return tuple(Candidate(region.program, "eager", "kernels", (proposal.family,)) for proposal in proposals)
 
-    monkeypatch.setattr(pipeline.kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),))
+    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),))
     monkeypatch.setattr(judge, "build", build)
     monkeypatch.setattr(judge, "check", lambda region, candidate, job: PASSED)
     target = Target("cuda", "sm_90", "some GPU", "580", torch.__version__, "")
     return replace(place, target=target), built
 
 
+def search(place: Place, job: judge.Job) -> IslandKernels:
+    return IslandKernels(place, job, float("inf"), functools.partial(pipeline._remember, place))
+
+
 def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
     place, built = on_gpu
     region = region_of(Islands(), torch.randn(4, 8))
     job = judge.Job(place.settings, place.contract, CPU)
-    found, refused = pipeline._island_kernels(region, place, job, deadline=float("inf"))
+    found, refused = search(place, job).found(partition(region).islands)
     assert len(found) == len(partition(region).islands) == 2
     assert (len(built), refused) == (1, [])
     program = splice(region.program, {island: callee for island, (callee, _) in found.items()})
@@ -165,7 +171,7 @@ def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
     assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
 
     other = region_of(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3))
-    again, _ = pipeline._island_kernels(other, place, job, deadline=float("inf"))
+    again, _ = search(place, job).found(partition(other).islands)
     assert (len(again), len(built)) == (1, 1)
     assert observe.report().counters["entries_reused"] == 1
 
@@ -174,7 +180,7 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     place, _ = on_gpu
     whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
     job = judge.Job(place.settings, place.contract, CPU)
-    assert pipeline._island_kernels(whole, place, job, deadline=float("inf"))[0]
+    assert search(place, job).found(partition(whole).islands)[0]
     choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
     assert (choice.entry, choice.swapped) == (None, False)
 

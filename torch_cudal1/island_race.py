@@ -1,7 +1,7 @@
 """Which kernel of an island is fastest, where that can be asked of the island alone: of a matrix product, whose time is its own.
 
-Each proposal is judged in full against the island under eager. What is put into a model is still asked of the whole model: here
-only the choice among kernels is made.
+A heat orders the kernels; the fastest that is right is taken. What is put into a model is still asked of the whole model: here only
+the choice among kernels is made, so nothing is judged for speed twice.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from torch_cudal1 import judge, kernels
 from torch_cudal1.place import Place
-from torch_cudal1.records import Accepted, Candidate, Region, Rejected
+from torch_cudal1.records import Candidate, Region, Rejected
 
 __all__ = ["PROPOSALS", "fastest_right", "rights_of"]
 
-PROPOSALS = 4  # the bound that orders them is rough; a judgement costs seconds
+PROPOSALS = 4  # the bound that orders them is rough; each costs seconds of a compiler
 
 
 def rights_of(place: Place) -> tuple[str, ...]:
@@ -25,24 +25,41 @@ def rights_of(place: Place) -> tuple[str, ...]:
 
 
 def fastest_right(
-    region: Region, proposals: Sequence[kernels.Proposal], place: Place, job: judge.Job, deadline: float
+    region: Region, proposals: Sequence[kernels.Proposal], place: Place, job: judge.Job, deadline: float, *, checked: bool = True
 ) -> tuple[Candidate | None, list[Rejected]]:
-    """The accepted candidate with the highest lower bound of its speed-up over eager, and why the others are not it."""
-    best: tuple[float, Candidate] | None = None
+    """The fastest kernel that beats eager and is right, and why those before it are not it.
+
+    With `checked` False it is only not grossly wrong: for a region that is judged as a whole anyway.
+    """
     reasons: list[Rejected] = []
-    ranking: judge.Ranking | None = None
-    own = replace(job, examples=None, book={})
-    for built in judge.build(region, proposals, job, place.target) if proposals else ():
-        if isinstance(built, Rejected) or time.monotonic() > deadline:
-            reasons.append(built if isinstance(built, Rejected) else Rejected("the budget was spent", "budget"))
-            continue
-        if revoked := place.cache.revoked(built.program):
+    built: list[Candidate] = []
+    for one in judge.build(region, proposals, job, place.target) if proposals else ():
+        if isinstance(one, Rejected):
+            reasons.append(one)
+        elif revoked := place.cache.revoked(one.program):
             reasons.append(Rejected(revoked, "revoked"))
-            continue
-        ranking = ranking or judge.rank_baselines(region, ["eager"], own)
-        decision = judge.judge(region, built, ranking, own).decision
-        if not isinstance(decision, Accepted):
-            reasons.append(decision)
-        elif best is None or decision.timing.low > best[0]:
-            best = decision.timing.low, built
-    return (best[1] if best else None), reasons
+        else:
+            built.append(one)
+    if built and time.monotonic() > deadline:
+        return None, [*reasons, Rejected("the budget was spent", "budget")]
+    for candidate in _by_speed(region, built, job, reasons):
+        if not checked:
+            return candidate, reasons
+        verdict = judge.check(region, candidate, replace(job, examples=None, book={}))
+        if verdict.passed:
+            return candidate, reasons
+        failure = verdict.failure
+        reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
+    return None, reasons
+
+
+def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
+    """Those that beat eager, fastest first; why the others do not goes to `reasons`."""
+    if not built:
+        return []
+    found = judge.heat(region, built, job)
+    reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
+    order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
+    slow = [at for at in order if found.medians_us[at] >= found.eager_us]
+    reasons += [Rejected(f"takes {found.medians_us[at]:.1f} us, eager {found.eager_us:.1f} us", "heat") for at in slow]
+    return [built[at] for at in order if at not in slow]

@@ -9,6 +9,7 @@ and everything that runs a candidate happens in the judge's own processes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1 import judge, kernels, observe
-from torch_cudal1.admission import STRANGER, is_baseline, is_untimed, known_candidates, refusal, tell_refusals
+from torch_cudal1 import judge, observe
+from torch_cudal1.admission import STRANGER, is_baseline, known_candidates, refusal, tell_refusals
 from torch_cudal1.errors import CacheMissError, SandboxError
-from torch_cudal1.graph.partition import Island, partition, splice
-from torch_cudal1.graph.propose import Variant, rewritten
-from torch_cudal1.island_race import PROPOSALS, fastest_right, rights_of
+from torch_cudal1.graph.partition import Island, is_product, partition, splice
+from torch_cudal1.graph.propose import Variant, product_islands, rewritten
+from torch_cudal1.island_kernels import IslandKernels, techniques_of
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
@@ -41,7 +42,6 @@ __all__ = ["Choice", "Progress", "choose", "end_to_end_name", "held_back", "tune
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
 
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
-_PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 
@@ -123,7 +123,8 @@ def tune(
     observe.count("regions_tuned")
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
     variant = _rewritten(region, place)
-    if (region.kind != "inference" or is_random_program(region.program)) and variant is None and not known:
+    pays = variant is not None and variant.pays
+    if (region.kind != "inference" or is_random_program(region.program)) and not pays and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
@@ -302,84 +303,48 @@ def _candidates(
     job: judge.Job,
     deadline: float,
 ) -> Iterator[Candidate | Rejected]:
-    """Rewritten forms first (they cost nothing to build), then the same with kernels in the islands, for inference."""
-    if variant is not None:
-        yield from compose([(variant.program, variant.techniques)], _fastest_first(ranking))
-    if place.device.type != "cuda" or region.kind != "inference" or region.granularity != "whole":
-        return
-    if "kernels" in place.settings.without:
+    """The most promising first: kernels for products where these are most of the time, then rewritten forms, which cost nothing to
+    build, then the same with kernels in all islands. A rewrite that pays nothing by itself still makes better islands.
+    """
+    schedules, worth = _fastest_first(ranking), [variant] if variant is not None and variant.pays else []
+    rewrites = [(one.program, one.techniques) for one in worth]
+    if (
+        place.device.type != "cuda"
+        or region.kind != "inference"
+        or region.granularity != "whole"
+        or "kernels" in place.settings.without
+    ):
+        yield from compose(rewrites, schedules)
         return
     base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
+    before = variant.techniques if variant else ()
+    search = IslandKernels(place, job, deadline, functools.partial(_remember, place))
+    dense = product_islands(base)
+    if dense:
+        yield from _spliced(base, before, dense, search, schedules)
+    yield from compose(rewrites, schedules)
     for products in (False, True):
-        replaced, refused = _island_kernels(base, place, job, deadline, products=products)
-        yield from refused
-        if not replaced or (products and not any("gemm" in names for _, names in replaced.values())):
-            continue  # without a product it is the same plan again
-        names = tuple(sorted({name for _, names in replaced.values() for name in names}))
+        islands = partition(base, products=products).islands
+        if not products or any(is_product(step) for island in islands for step in island.region.program.steps):
+            yield from _spliced(base, before, islands, search, schedules)
+
+
+def _spliced(
+    base: Region, before: tuple[str, ...], islands: Sequence[Island], search: IslandKernels, schedules: Sequence[Schedule]
+) -> Iterator[Candidate | Rejected]:
+    """`base` with a kernel in each of `islands` that has one."""
+    replaced, refused = search.found(islands)
+    yield from refused
+    if replaced:
         program = splice(base.program, {island: callee for island, (callee, _) in replaced.items()})
-        yield from compose([(program, (variant.techniques if variant else ()) + names)], _fastest_first(ranking))
+        yield from compose([(program, before + techniques_of(replaced))], schedules)
 
 
-def _island_kernels(
-    whole: Region, place: Place, job: judge.Job, deadline: float, *, products: bool = False
-) -> tuple[Mapping[Island, tuple[Program, tuple[str, ...]]], list[Rejected]]:
-    """A right kernel for each island that a template serves. Whether it pays is asked of the whole graph, where it will run.
-
-    Alone, an island's time is its launch; inside a model, Inductor may have fused it with its neighbours. With `products` also
-    around matrix products; there the fastest of several kernels is taken.
-    """
-    found: dict[Island, tuple[Program, tuple[str, ...]]] = {}
-    refused: list[Rejected] = []
-    known: dict[str, Candidate | None] = {}
-    for island in partition(whole, products=products).islands:
-        key = island.region.key
-        if key not in known and time.monotonic() < deadline:
-            known[key], reasons = _right_kernel(island.region, place, job, deadline)
-            refused += reasons
-        if (kernel := known.get(key)) is not None:
-            found[island] = (kernel.program, kernel.techniques)
-    return found, refused
-
-
-def _right_kernel(region: Region, place: Place, job: judge.Job, deadline: float) -> tuple[Candidate | None, list[Rejected]]:
-    """The first proposal that builds and passes every check; of a product, the fastest.
-
-    The cache remembers it, or that there is none, for every model.
-    """
-    hit = resolve(region, place.sources, place.target, place.contract).hit
-    if hit is not None and hit.stale is None and is_untimed(hit.entry):
-        observe.count("entries_reused")
-        return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
-    proposals = kernels.propose(region.program, int(place.target.arch.removeprefix("sm_")), rights_of(place))
-    if any(proposal.family == "gemm" for proposal in proposals):
-        kernel, reasons = fastest_right(region, proposals[:PROPOSALS], place, job, deadline)
-    else:
-        kernel, reasons = _first_right(region, proposals[:_PROPOSALS_PER_ISLAND], place, job)
-    spent = any(reason.detector == "budget" for reason in reasons)
-    if proposals and not spent and (hit is None or not hit.vouched_by):
-        tried = [{"label": r.detector, "decision": "rejected", "reason": r.reason} for r in reasons]
-        best = _Best(kernel or Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None)
-        place.cache.put(_entry(region, place, best, None, tried))
-    return kernel, reasons
-
-
-def _first_right(
-    region: Region, proposals: Sequence[kernels.Proposal], place: Place, job: judge.Job
-) -> tuple[Candidate | None, list[Rejected]]:
-    reasons: list[Rejected] = []
-    for built in judge.build(region, proposals, job, place.target) if proposals else ():
-        if isinstance(built, Rejected):
-            reasons.append(built)
-            continue
-        if revoked := place.cache.revoked(built.program):
-            reasons.append(Rejected(revoked, "revoked"))
-            continue
-        verdict = judge.check(region, built, replace(job, examples=None, book={}))
-        if verdict.passed:
-            return built, reasons
-        failure = verdict.failure
-        reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
-    return None, reasons
+def _remember(place: Place, region: Region, kernel: Candidate | None, reasons: Sequence[Rejected]) -> None:
+    """Store a kernel that was checked and never timed, or that there is none."""
+    tried = [{"label": r.detector, "decision": "rejected", "reason": r.reason} for r in reasons]
+    best = _Best(kernel or Candidate(region.program, _REFERENCE_SCHEDULE, "baseline"), None)
+    place.cache.put(_entry(region, place, best, None, tried))
 
 
 def end_to_end_name(choices: Sequence[Choice]) -> str:

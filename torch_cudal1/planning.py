@@ -18,7 +18,7 @@ from torch_cudal1.graph.partition import partition
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.machine import device_of
 from torch_cudal1.place import Place, place_for
-from torch_cudal1.program.cost import ROOFLINES, Roofline, estimate
+from torch_cudal1.program.cost import ROOFLINES, estimate
 from torch_cudal1.records import Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.resolve import resolve
@@ -66,22 +66,21 @@ def _rows(regions: tuple[Region, ...], place: Place, sm: int) -> list[PlanRow]:
     total = sum(seconds.values()) or 1.0
     rows = []
     for region in regions:
-        rows.append(_whole_row(region, place, roofline, seconds[region.key] / total))
+        rows.append(_whole_row(region, place, seconds[region.key] / total))
         rows += [_island_row(island.region, sm) for island in partition(region).islands]
     return rows
 
 
-def _whole_row(region: Region, place: Place, roofline: Roofline, share: float) -> PlanRow:
+def _whole_row(region: Region, place: Place, share: float) -> PlanRow:
     hit = resolve(region, place.sources, place.target, place.contract).hit
     entry = hit.entry if hit is not None and hit.vouched_by else None  # what nobody vouches for promises nothing
     variant = rewritten(region, assume_finite=place.contract.assume_finite)
     if entry is not None:
         techniques, gain, reason = entry.choice.techniques, entry.speedup, f"decided {entry.created}: {entry.choice.label}"
-    elif variant is None:
-        techniques, gain, reason = (), 1.0, "no rewrite applies; the fastest baseline would be kept"
+    elif variant is None or not variant.pays:
+        techniques, gain, reason = (), 1.0, "no rewrite pays; the fastest baseline would be kept"
     else:
-        before, after = roofline.seconds(estimate(region.program)), roofline.seconds(estimate(variant.program))
-        techniques, gain = variant.techniques, max(1.0, before / after)
+        techniques, gain = variant.techniques, max(1.0, variant.gain)
         reason = "estimated from FLOPs and bytes" if gain >= _LEAST_GAIN else "rewrites apply, but save little"
     return PlanRow(
         region=region.name,

@@ -24,7 +24,7 @@ from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Va
 from torch_cudal1.program.operator import value_specs
 from torch_cudal1.records import Kind, Region, Role
 
-__all__ = ["Island", "Partition", "partition", "splice", "with_inputs"]
+__all__ = ["Island", "Partition", "is_product", "partition", "splice", "with_inputs"]
 
 _ROW_OPS = frozenset(
     f"aten.{name}"
@@ -131,7 +131,7 @@ def _grow(steps: Sequence[Step], products: bool) -> list[tuple[int, ...]]:
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
-        starts = products and _is_product(step)  # its operands are read from memory: it joins nobody
+        starts = products and is_product(step)  # its operands are read from memory: it joins nobody
         chosen = None if starts else _choose_group(step, used, group_of, upstream, groups)
         if chosen is None and (starts or _is_fusible(step)):
             chosen = len(groups)
@@ -225,13 +225,14 @@ def _is_row_op(step: Step) -> bool:
     return isinstance(step, Aten) and step.target in _ROW_OPS
 
 
-def _is_product(step: Step) -> bool:
+def is_product(step: Step) -> bool:
+    """Whether it is a matrix product that an island may be made around."""
     return isinstance(step, Aten) and step.target in _PRODUCTS
 
 
 def _is_anchor(step: Step, products: bool) -> bool:
     """Worth a kernel on its own."""
-    return _is_row_op(step) or (products and _is_product(step))
+    return _is_row_op(step) or (products and is_product(step))
 
 
 def _is_fusible(step: Step) -> bool:

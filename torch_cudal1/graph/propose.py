@@ -9,29 +9,39 @@ from dataclasses import dataclass
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.lower import lower, raise_to_fx
-from torch_cudal1.graph.partition import with_inputs
+from torch_cudal1.graph.partition import Island, is_product, partition, with_inputs
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.cost import ROOFLINES, estimate
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Region
 
-__all__ = ["Variant", "rewritten"]
+__all__ = ["Variant", "product_islands", "rewritten"]
 
 
 _WORTH_JUDGING = 1.02  # estimated time before over after
+_MOSTLY = 0.4  # of the estimated time is in products: a better product alone can halve what is left
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A Program with the same inputs and outputs as a region, and the techniques that made it, in order."""
+    """A Program with the same inputs and outputs as a region, and the techniques that made it, in order.
+
+    `gain`: the region's estimated time over the Program's.
+    """
 
     program: Program
     techniques: tuple[str, ...]
+    gain: float
+
+    @property
+    def pays(self) -> bool:
+        """Worth judging by itself. Tidying views and copies is what Inductor does anyway: a judgement spent, nothing gained."""
+        return self.gain >= _WORTH_JUDGING
 
 
 def rewritten(region: Region, *, assume_finite: bool) -> Variant | None:
-    """The region after all rules, or None when that saves nothing worth judging.
+    """The region after all rules, or None when none applies. What pays nothing by itself is still what kernels are made for.
 
     None too for a region that draws random numbers, whose order rules do not keep.
     """
@@ -47,5 +57,14 @@ def rewritten(region: Region, *, assume_finite: bool) -> Variant | None:
     program = with_inputs(lowered.region.program, lowered.order, region.program.inputs)
     roofline = ROOFLINES[program.device]
     before, after = (roofline.seconds(estimate(one)) for one in (region.program, program))
-    # Tidying views and duplicates is what Inductor does anyway: it costs a judgement and gains nothing.
-    return Variant(program, result.techniques) if before >= _WORTH_JUDGING * after else None
+    return Variant(program, result.techniques, before / max(after, 1e-12))
+
+
+def product_islands(whole: Region) -> tuple[Island, ...]:
+    """The islands around matrix products, where these are most of the region's estimated time; else ()."""
+    islands = tuple(i for i in partition(whole, products=True).islands if any(map(is_product, i.region.program.steps)))
+    if not islands:
+        return ()
+    roofline = ROOFLINES[whole.program.device]
+    in_products = sum(estimate(island.region.program).flops for island in islands) / roofline.flops_per_s
+    return islands if in_products >= _MOSTLY * roofline.seconds(estimate(whole.program)) else ()

@@ -5,9 +5,11 @@
 
 from torch_cudal1.judge.court import Job, Judgement, Ranking, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
+from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.judge.warm import kept_warm
 
 __all__ = [
+    "Heat",
     "Job",
     "Judgement",
     "Ranking",
@@ -15,6 +17,7 @@ __all__ = [
     "check",
     "conservative",
     "evidence",
+    "heat",
     "judge",
     "kept_warm",
     "rank_baselines",

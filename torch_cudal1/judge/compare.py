@@ -111,7 +111,7 @@ def same_masks(candidate: torch.Tensor, references: Sequence[torch.Tensor], exac
 
 
 def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half types). For baselines only."""
+    """The same computation in perhaps another precision: rms difference up to 1 % (5 % for half types). It proves nothing."""
     if left is None or right is None:
         return left is right
     if left.shape != right.shape or left.dtype != right.dtype:

@@ -1,0 +1,105 @@
+"""A heat: which of several kernels for one region is fastest, asked in one process before any of them is judged.
+
+A judgement costs seconds, a heat tenths of them. Times stand beside eager's in the same process; whose result is grossly not
+eager's is out. Nothing of this is evidence: what comes out ahead must still pass the judge, which times it again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch_cudal1 import observe
+from torch_cudal1.judge.compare import grossly_equal
+from torch_cudal1.judge.court import Job
+from torch_cudal1.judge.gpu_lock import exclusive
+from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.subject import Outputs, RegionSubject
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.judge.warm import lent
+from torch_cudal1.records import Candidate, Region
+
+__all__ = ["Heat", "heat"]
+
+_BUDGET_S = 1.5
+_EAGER = "eager"
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Medians in microseconds per call, eager's and those of the candidates by position, and why others have none."""
+
+    eager_us: float
+    medians_us: Mapping[int, float]
+    failures: Mapping[int, str]
+
+
+def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
+    """Time `candidates` of `region` and eager in turn on secret inputs. Raises SandboxError.
+
+    A candidate that ends the process is out, and the others run again; where eager itself cannot run, all have failed.
+    """
+    failures: dict[int, str] = {}
+    medians: dict[str, float] = {}
+    while len(failures) < len(candidates) and not medians:
+        medians = _run(region, candidates, job, failures)
+    by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
+    found = Heat(medians.get(_EAGER, 0.0), by_position, failures)
+    facts = {"eager_us": found.eager_us, "medians_us": list(by_position.items()), "failures": list(failures.items())}
+    observe.record("judge", "heat", region.key[:12], **facts)
+    return found
+
+
+def _run(region: Region, candidates: Sequence[Candidate], job: Job, failures: dict[int, str]) -> dict[str, float]:
+    """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
+    own = replace(job, examples=None, book={})
+    subject = RegionSubject(region, own.contract, own.device)
+    eager = Candidate(region.program, "eager", "baseline")
+    with lent(limits_for(own.settings, own.device), own.contract) as child:
+        trial = Trial(subject, eager, own.contract, own.device, child, None, profile=own.profile)
+        try:
+            sets = [trial.draw("normal").name, trial.draw("shifted").name]
+            expected = _outputs(trial, _EAGER, eager, sets[0])
+        except CandidateFailure as error:
+            failures.update(dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}"))
+            return {}
+        ready = [
+            at
+            for at in range(len(candidates))
+            if at not in failures and _fit(trial, at, candidates[at], sets[0], expected, failures)
+        ]
+        if not child.usable:
+            return {}
+        with exclusive(own.device):
+            return _timed(child, ready, sets, failures)
+
+
+def _fit(trial: Trial, at: int, candidate: Candidate, inputs: str, expected: Outputs, failures: dict[int, str]) -> bool:
+    """Whether a candidate loads, runs and yields about what eager does."""
+    if not trial.child.usable:
+        return False
+    try:
+        found = _outputs(trial, str(at), candidate, inputs)
+    except CandidateFailure as error:
+        failures[at] = error.found
+        return False
+    if all(grossly_equal(one, other) for one, other in zip(found, expected, strict=True)):
+        return True
+    failures[at] = "its result is not eager's"
+    return False
+
+
+def _outputs(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outputs:
+    trial.load(slot, candidate)
+    return trial.call_slot(slot, inputs).outputs
+
+
+def _timed(child: Child, ready: Sequence[int], sets: Sequence[str], failures: dict[int, str]) -> dict[str, float]:
+    slots = [_EAGER, *map(str, ready)]
+    try:
+        answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
+    except CandidateFailure as error:
+        failures.update(dict.fromkeys(ready[-1:], f"the heat ended: {error.found}"))  # the others run again
+        return {}
+    return {slot: statistics.median(float(value) for value in answer["samples"][slot]) for slot in slots}
