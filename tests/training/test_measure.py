@@ -204,7 +204,11 @@ def test_what_was_learnt_is_not_measured_again() -> None:
     ],
 )  # fmt: skip
 def test_each_check_is_one_kind_of_failure(check: str, kind: str) -> None:
-    assert failure_of(Check(check, False)) == kind
+    assert failure_of(Check(check, False), torch.device("cuda")) == kind
+
+
+def test_on_a_cpu_that_others_use_two_clocks_that_differ_prove_no_cheat() -> None:
+    assert failure_of(Check("wall_slope", False), CPU) == "unstable"
 
 
 def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
@@ -228,19 +232,33 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane:
     assert measured(lane, source(), 1.5).score == 1.5
 
 
-def test_memory_that_other_lanes_take_is_no_leak_and_a_leak_is_one(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    told = {"others": 2, "leak": 99}
+def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
 
-    def resource(trial: Trial) -> list[Check]:
-        asked.append(1)
-        failed = len(asked) <= told[kind]
-        return [Check("resource", not failed, detail="gpu used memory grows" if failed else "")]
+    def alone(trial: Trial) -> list[Check]:
+        asked.append(trial.alone)
+        return [Check("resource", True)]
 
-    monkeypatch.setattr("torch_cudal1.training.lane.detectors_of", lambda profile: (numerics, resource))
-    kind = "others"
+    monkeypatch.setattr("torch_cudal1.training.lane.detectors_of", lambda profile: (numerics, alone))
     assert measured(lane, source(), 1.5).outcome == "ok"
-    assert len(asked) == 3
-    asked.clear()
-    kind = "leak"
-    assert measured(lane, source()).outcome == "run"
+    assert asked == [False]
+
+
+def test_a_race_whose_buckets_are_too_far_apart_is_run_again_in_the_same_process(lane: Lane) -> None:
+    class Unsteady(Clock):
+        steady_after = 0
+
+        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
+            run = super().__call__(trial, baseline, plan)
+            if len(self.pids) > self.steady_after:
+                return run
+            pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
+            found = Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
+            return lambda: Timed(found, (), {})
+
+    for steady_after, outcome, races in ((1, "ok", 2), (3, "unstable", 3)):
+        lane._clock = clock = Unsteady(*[1.5] * 3)
+        clock.steady_after = steady_after
+        assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
+        assert len(clock.pids) == races
+        assert len(set(clock.pids)) == 1

@@ -1,4 +1,5 @@
-"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in safetensors files.
+"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in safetensors files, or in memory of a
+GPU that both share (`arena`).
 
 Each request carries a nonce that its answer must echo; both directions have a size limit; nothing is ever unpickled, so the worst
 a broken child can say is nonsense. It does not interpret what it carries.
@@ -22,13 +23,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.arena import Arena, arena_of
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["MAX_FRAME_BYTES", "Channel", "load_tensors", "save_tensors", "storage_extent"]
+__all__ = ["MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]
 
 MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
 _HEADER_BYTES = 1 << 20  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
 _HEADER = struct.Struct(">I")
+_PLACED = 4  # entries of a layout's item that says where in shared memory its tensor lies: dtype, shape, strides, offset
 
 
 class Channel:
@@ -97,7 +100,13 @@ def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
-    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the file (JSON)."""
+    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the file (JSON).
+
+    Where memory of a GPU is shared for that folder and holds them all, they go there, and there is no file until the next message.
+    """
+    arena = arena_of(path.parent)
+    if arena is not None and (placed := _placed(tensors, arena)) is not None:
+        return placed
     flat: dict[str, torch.Tensor] = {}
     layout: list[list[Any] | None] = []
     for index, tensor in enumerate(tensors):
@@ -115,13 +124,68 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
     return layout
 
 
+def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[Any] | None] | None:
+    """The layout with the offset of each tensor; None where one is on the host, or they do not all fit."""
+    plain = [tensor.detach() for tensor in tensors if tensor is not None]
+    if not plain or any(tensor.device.type != arena.device.type for tensor in plain):
+        return None
+    spans = [(t.data_ptr(), storage_extent(t.shape, t.stride()) * t.element_size()) for t in plain]
+    return with_offsets(tensors, arena.write(spans))
+
+
+def with_offsets(tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None) -> list[list[Any] | None] | None:
+    """A layout that says where each tensor lies in shared memory; None where there are no offsets."""
+    if offsets is None:
+        return None
+    places = iter(offsets)
+    return [
+        None if t is None else [str(t.dtype).removeprefix("torch."), list(t.size()), list(t.stride()), next(places)]
+        for t in tensors
+    ]
+
+
+def in_arena(layout: Sequence[Any]) -> bool:
+    """Whether a message went through shared memory, where the next one takes its place."""
+    return any(isinstance(item, list) and len(item) == _PLACED for item in layout)
+
+
 def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
     """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises SandboxError for a misfit."""
     try:
+        if in_arena(layout):
+            return _copied(layout, path, device)
         flat = load(_content(path))
         return [None if item is None else _rebuild(flat[str(index)], item, device) for index, item in enumerate(layout)]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
+
+
+def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
+    arena = arena_of(path.parent)
+    if arena is None:
+        raise SandboxError("reading tensors", "no memory is shared with whoever says that they lie there")
+    found: list[torch.Tensor | None] = []
+    for item in layout:
+        if item is None:
+            found.append(None)
+            continue
+        spec, extent = _spec_of(item[:-1], device)
+        if extent > arena.size_bytes:
+            raise SandboxError("reading tensors", f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared")
+        fresh = torch.empty(extent, dtype=spec.torch_dtype, device=device)
+        arena.read(int(item[-1]), fresh.data_ptr(), extent * fresh.element_size())
+        found.append(fresh.as_strided(spec.shape, spec.strides))
+    arena.settle()
+    return found
+
+
+def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int]:
+    """What a layout says of one tensor, and how many elements its storage needs."""
+    dtype, shape, strides = item
+    spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
+    if min((*spec.shape, *spec.strides), default=0) < 0:
+        raise SandboxError("reading tensors", f"negative sizes or strides: {spec}")
+    return spec, storage_extent(spec.shape, spec.strides)
 
 
 def _content(path: Path) -> bytes:
@@ -137,10 +201,8 @@ def _content(path: Path) -> bytes:
 
 
 def _rebuild(flat: torch.Tensor, item: Any, device: torch.device) -> torch.Tensor:
-    dtype, shape, strides = item
-    spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
-    extent = storage_extent(spec.shape, spec.strides)
-    if flat.dtype != spec.torch_dtype or flat.numel() != extent or min((*spec.shape, *spec.strides), default=0) < 0:
+    spec, extent = _spec_of(item, device)
+    if flat.dtype != spec.torch_dtype or flat.numel() != extent:
         raise SandboxError("reading tensors", f"{flat.numel()} elements of {flat.dtype} for {spec}")
     fresh = flat.to(device) if device.type != "cpu" else flat.clone()  # views of one buffer, not aligned
     return fresh.as_strided(spec.shape, spec.strides)

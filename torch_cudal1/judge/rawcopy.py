@@ -17,7 +17,8 @@ from typing import IO, Any
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.channel import save_tensors, storage_extent
+from torch_cudal1.judge.arena import arena_of
+from torch_cudal1.judge.channel import save_tensors, storage_extent, with_offsets
 
 __all__ = ["RefusedOutput", "raw_tensors", "refuse_lazy"]
 
@@ -69,6 +70,8 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
     plain = [out for out in outputs if out is not None]
     if any(out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out) for out in plain):
         return save_tensors(outputs, path)
+    if (placed := _placed(outputs, path)) is not None:
+        return placed
     header: dict[str, Any] = {}
     spans: list[tuple[int, int, bool]] = []
     layout: list[list[Any] | None] = []
@@ -90,6 +93,19 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
         for address, size, on_gpu in spans:
             _write(file, address, size, on_gpu=on_gpu)
     return layout
+
+
+def _placed(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None] | None:
+    """The layout of what went into memory that the judge shares; None where it shares none, or not enough."""
+    arena = arena_of(path.parent)
+    plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
+    if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
+        return None
+    spans = [(_address(out), _checked_extent(position, out) * out.element_size()) for position, out in plain]
+    try:
+        return with_offsets(outputs, arena.write(spans))
+    except SandboxError as error:
+        raise RefusedOutput(f"its memory on the GPU cannot be read: {error.found}") from error
 
 
 def _checked_extent(position: int, out: torch.Tensor) -> int:

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge import probe
+from torch_cudal1.judge import arena, probe
 from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import Channel
 from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
@@ -61,14 +61,22 @@ class Child:
     """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
 
     def __init__(
-        self, limits: Limits, contract: Contract, *, under: Sequence[str] = (), worker: str = "", nursery: Nursery | None = None
+        self,
+        limits: Limits,
+        contract: Contract,
+        *,
+        under: Sequence[str] = (),
+        worker: str = "",
+        nursery: Nursery | None = None,
+        shared_bytes: int = 0,
     ) -> None:
         """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
 
         `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
         `worker`: the module that serves in it, the judge's own by default. `nursery`: what forks it, if anything.
+        `shared_bytes`: of the GPU, through which tensors go as long as they fit; see `arena`.
         """
-        self.limits = limits
+        self.limits, self._shared_bytes = limits, shared_bytes
         self._nursery = nursery
         self._under, self._worker = tuple(under), worker or WORKER
         self.confinement = _confinement(limits)
@@ -168,6 +176,7 @@ class Child:
         if self._channel is not None:
             self._channel.close()
         self._stop()
+        arena.withdraw(self.scratch)
         self._log.close()
         self.canaries.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -202,12 +211,28 @@ class Child:
             "scratch": str(self.scratch),
             "phase": limits.phase if self.confinement.level >= 2 else "build",
             "own": limits.trust == "own",
+            "arena": self._shared(),
         }
         try:
             told = self.call("hello", deadline_s=_START_S, **config)
         except CandidateFailure as error:
             raise SandboxError("starting", error.found) from error
         self.surroundings = told["surroundings"]
+        if told["unshared"] and arena.arena_of(self.scratch) is not None:
+            observe.record("judge", "arena", "none", reason=str(told["unshared"]))
+            arena.withdraw(self.scratch)
+
+    def _shared(self) -> tuple[str, int] | None:
+        """Handle and bytes of memory of the GPU for this child; None without. A machine that has none of that kind does without."""
+        if not (self._shared_bytes and self.limits.gpu):
+            return None
+        try:
+            made = arena.share(self._shared_bytes, self.limits.device)
+        except SandboxError as error:
+            observe.record("judge", "arena", "none", reason=error.found)
+            return None
+        arena.lend(self.scratch, made)
+        return made.handle, made.size_bytes
 
     def _death(self, verb: str) -> CandidateFailure:
         assert self._process is not None

@@ -83,7 +83,7 @@ class Trial:
 
     `gradients`: a source must have the reference's gradients too. `state`: name, dtype and shape of each tensor that a source's
     module held when it had been constructed. `proven`: the last right outputs of each set, by its name and their position: whoever
-    yields the same bits again is as right.
+    yields the same bits again is as right. `alone`: whether nobody else of ours allocates on the device meanwhile.
     """
 
     subject: Subject
@@ -101,6 +101,7 @@ class Trial:
     profile: Profile = PROFILES["fast"]
     slot: str = "candidate"
     gradients: bool = True
+    alone: bool = True
     state: list[Any] = field(default_factory=list)
 
     def rounds(self, wanted: int, share: float = 0.1) -> int:

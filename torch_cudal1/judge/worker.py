@@ -21,7 +21,8 @@ import torch
 
 from torch_cudal1.errors import Cudal1Error, SandboxError
 from torch_cudal1.judge import exercises, inspections, rights, timing
-from torch_cudal1.judge.channel import Channel, load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.arena import lend, open_arena
+from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
@@ -49,6 +50,7 @@ class Session:
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
+    copies: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)  # of sets that came in shared memory, without a file
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
     rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
     sides: tuple[Turns, Turns] | None = None
@@ -75,9 +77,21 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     torch.set_num_threads(int(request["threads"]))
     rights.apply(request["flags"])
     tighten(request, session.device)
+    unshared = _shared(session, request.get("arena"))
     gc.collect()
     gc.freeze()  # what was imported is never garbage: later collections need not look at it
-    return {"pid": os.getpid(), "torch": torch.__version__, "surroundings": surroundings(session.device)}
+    return {"pid": os.getpid(), "torch": torch.__version__, "unshared": unshared, "surroundings": surroundings(session.device)}
+
+
+def _shared(session: Session, arena: Sequence[Any] | None) -> str:
+    """Open the memory that the judge shares, if it does; why that cannot be done, "" if it is."""
+    if arena is None:
+        return "none was given"
+    try:
+        lend(session.scratch, open_arena(str(arena[0]), int(arena[1]), session.device))
+    except SandboxError as error:
+        return error.found
+    return ""
 
 
 def _load(session: Session, request: Request) -> dict[str, Any]:
@@ -111,6 +125,8 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
     base: Sequence[torch.Tensor | None] = session.sets[request["base"]] if request["base"] else given
     session.sets[request["name"]] = [present(new if new is not None else old) for new, old in zip(given, base, strict=True)]
     session.sources[request["name"]] = (layout, path)
+    if in_arena(layout):
+        session.copies[request["name"]] = load_tensors(layout, path, session.device)
     return {}
 
 
@@ -118,6 +134,7 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
     """Forget input sets and held outputs."""
     for name in request["names"]:
         session.sets.pop(name, None)
+        session.copies.pop(name, None)
         _, path = session.sources.pop(name, ([], session.scratch / "none"))
         path.unlink(missing_ok=True)
     gone = set(request["names"])
@@ -163,9 +180,11 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _unchanged(session: Session, request: Request) -> dict[str, Any]:
-    """Positions of the inputs of a set whose bytes are no longer those of the file they came from."""
-    layout, path = session.sources[request["name"]]
-    before = load_tensors(layout, path, session.device)
+    """Positions of the inputs of a set whose bytes are no longer those that came."""
+    before = session.copies.get(request["name"])
+    if before is None:
+        layout, path = session.sources[request["name"]]
+        before = load_tensors(layout, path, session.device)
     now = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
     if isinstance(runner, ModuleRunner) and runner.holds(now[: (count := len(runner.state()))]):

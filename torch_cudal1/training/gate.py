@@ -1,6 +1,7 @@
 """Who may use a GPU now: any number of lanes that validate, or one that times, in however many processes.
 
-A lane that wants to time is let in before those that come after it, and together with `gpu_lock.exclusive` it has the GPU to
+Lanes that want to time share the door, which keeps those out that come to validate; so when the room has emptied they time one
+after the other, and emptying it costs once for all of them. Together with `gpu_lock.exclusive` the one that times has the GPU to
 itself among all judges of this machine. Other programs are not kept away. The locks end with the processes that hold them.
 """
 
@@ -47,8 +48,8 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Work on the device while nobody else does. Waits until those inside have left; nobody else comes in meanwhile."""
-        with _held(self._door, fcntl.LOCK_EX), _held(self._room, fcntl.LOCK_EX), exclusive(self._device):
+        """Work on the device while nobody else does. Waits until those inside have left; only others like it come in meanwhile."""
+        with _held(self._door, fcntl.LOCK_SH), _held(self._room, fcntl.LOCK_EX), exclusive(self._device):
             yield
 
 

@@ -56,7 +56,8 @@ _CHEATS = frozenset(
     )
 )
 _BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
-_OTHERS_TOO, _ASKED_AGAIN = "gpu used", 3  # memory of the whole GPU grows by other lanes too, but not every time
+_RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
+_ARENA_BYTES = 256 << 20  # of the GPU, shared with each process: inputs or results of one call
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
@@ -66,8 +67,8 @@ _MOST_LOANS = 64  # of one process, to programs of our own templates
 class Terms:
     """Under what programs are measured.
 
-    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: see
-    `reward.score_of`; "strict" also wants buckets within 2 % on a GPU, which a CPU that others use never has.
+    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: which variance of
+    the seven buckets is too large for a score, see `reward.score_of`.
     `trust`: "own" for programs that our templates render: their process is used again while nothing went wrong in it; what a
     language model writes is "foreign" and has a process for itself. `folder`: for the locks of the GPU.
     """
@@ -84,9 +85,8 @@ class Terms:
 
     @property
     def plan(self) -> TimingPlan:
-        """The judge's `train` plan, with the gate that the rule wants."""
-        steady = self.rule == "strict" and self.device.type == "cuda"
-        return replace(TIMING_PLANS["train"], gate="reject" if steady else "widen")
+        """The judge's `train` plan; which buckets are too far apart the rule says."""
+        return replace(TIMING_PLANS["train"], gate="widen")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ class Lane:
             except ReferenceFailure as error:
                 raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
         if isinstance(found, Check):
-            measured = Measured(task.id, program.program, failure_of(found), detail=f"{found.name}: {found.detail}"[:600])
+            kind = failure_of(found, self.terms.device)
+            measured = Measured(task.id, program.program, kind, detail=f"{found.name}: {found.detail}"[:600])
         else:
             measured = Measured(task.id, program.program, "ok", found[0], buckets=found[1])
         return Lap(measured, watch.seconds)
@@ -200,11 +201,13 @@ class Lane:
                 *(bench.subject, candidate, self.terms.contract, self.terms.device, child, bench.examples),
                 profile=profile_for("train"),
                 gradients=self.terms.gradients,
+                alone=False,
                 book=bench.book if sum(spec.size_bytes for spec in bench.subject.specs) <= _SHARED_BYTES else {},
             )
             found = self._tried(trial, bench, watch, best)
         finally:
-            self._give_back(child, clean=not isinstance(found, Check) or failure_of(found) in ("wrong", "unstable"))
+            failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
+            self._give_back(child, clean=failed in ("", "wrong", "unstable"))
         if isinstance(found, Check) and found.name == "inputs":
             self._dismiss()
             raise ReferenceFailure("measuring", found.detail)
@@ -227,6 +230,14 @@ class Lane:
             return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
 
     def _timed(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
+        """The race, again where its buckets are too far apart. Raises CandidateFailure."""
+        for _ in range(_RACES):
+            found = self._raced(trial, bench, watch, best)
+            if not isinstance(found, Check) or found.name != "unstable":
+                break
+        return found
+
+    def _raced(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
         """Only the race itself holds the GPU alone. Raises CandidateFailure."""
         bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
 
@@ -277,13 +288,7 @@ class Lane:
         @wraps(detector)
         def run(trial: Trial) -> list[Check]:
             with self._inside(self._gate.shared, watch, getattr(detector, "__name__", "detector")):
-                checks = detector(trial)
-                for _ in range(_ASKED_AGAIN):
-                    failed = _failed(checks)
-                    if failed is None or failed.name != "resource" or not failed.detail.startswith(_OTHERS_TOO):
-                        break
-                    checks = detector(trial)
-                return checks
+                return detector(trial)
 
         return run
 
@@ -341,12 +346,15 @@ class Lane:
         limits = replace(limits_for(self.terms.settings, self.terms.device, trust=trust), threads=torch.get_num_threads())
         if self._nursery is None and self.terms.forked:
             self._nursery = Nursery(("triton",) if self.terms.device.type == "cuda" else ())
-        return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery)
+        return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery, shared_bytes=_ARENA_BYTES)
 
 
-def failure_of(check: Check) -> Failure:
-    """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a measurement without a score."""
-    if check.name in ("unstable", "jump"):
+def failure_of(check: Check, device: torch.device) -> Failure:
+    """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a measurement without a score.
+
+    On a CPU two clocks differ by whatever else runs there, so `wall_slope` proves no cheat; without a score it stays all the same.
+    """
+    if check.name in ("unstable", "jump") or (check.name == "wall_slope" and device.type == "cpu"):
         return "unstable"
     if check.name in ("compile", "contract"):
         return "compile"

@@ -27,6 +27,7 @@ _SLACK_BYTES = 2 << 20
 _GPU_BYTES = 64 << 10
 _GPU_SLACK_BYTES = 32 << 20  # the driver's view moves in its own steps
 _LOOKS, _MOST_LOOKS = 5, 13
+_ON_GPU = ("gpu_bytes", "gpu_used_bytes")
 _COUNTS = ("threads", "descriptors", "files")
 _WAITING = ("/threading.py", "/queue.py", "/_inductor/async_compile.py")  # the last stands for Inductor's pool
 _COMPILERS = ("torch/_inductor/", "torch/_dynamo/", "triton/")  # their pools outlive a call; torch starts them
@@ -40,19 +41,19 @@ def resource(trial: Trial) -> list[Check]:
     late = _late(trial, sample)
     if late:
         return [Check("resource", False, detail=late)]
-    calls = trial.profile.resource_calls
+    calls, limits = trial.profile.resource_calls, _limits(trial)
     looks = [_usage(trial, sample, _WARM_CALLS), _usage(trial, sample, calls), _usage(trial, sample, calls)]
-    while _grown(looks, calls) and len(looks) < _most_looks(looks, calls):
+    while _grown(looks, calls, limits) and len(looks) < _most_looks(looks, calls, limits):
         looks.append(_usage(trial, sample, calls))
-    problem = _grown(looks, calls) or _left(looks[-1], source=isinstance(trial.candidate, SourceCandidate))
+    problem = _grown(looks, calls, limits) or _left(looks[-1], source=isinstance(trial.candidate, SourceCandidate))
     growth = _growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
     return [Check("resource", not problem, float(max(0, growth)), float(_allowed(calls)), detail)]
 
 
-def _most_looks(looks: list[Mapping[str, Any]], calls: int) -> int:
+def _most_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> int:
     """A leak goes on; a late start does not, nor does another process that takes memory of the same GPU, but that takes a while."""
-    return _MOST_LOOKS if _grown(looks, calls).startswith("gpu used") else _LOOKS
+    return _MOST_LOOKS if _grown(looks, calls, limits).startswith("gpu used") else _LOOKS
 
 
 def _late(trial: Trial, sample: Sample) -> str:
@@ -67,7 +68,7 @@ def _late(trial: Trial, sample: Sample) -> str:
 def _usage(trial: Trial, sample: Sample, calls: int) -> Mapping[str, Any]:
     """What the process holds after so many calls."""
     usage = trial.told("many", inputs=sample.name, calls=calls).get("usage")
-    numbers = ("resident_bytes", "data_bytes", *_COUNTS)
+    numbers = ("resident_bytes", "data_bytes", *_COUNTS, *(_ON_GPU if trial.device.type == "cuda" else ()))
     if not isinstance(usage, dict) or any(type(usage.get(name)) is not int for name in numbers):
         raise CandidateFailure("many", "an answer without the counts that were asked for", "protocol")
     return usage
@@ -82,10 +83,16 @@ def _allowed(calls: int) -> int:
     return _SLACK_BYTES + _CALL_BYTES * calls
 
 
-def _grown(looks: list[Mapping[str, Any]], calls: int) -> str:
-    limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": _allowed(calls), "data_bytes": _allowed(calls)}
-    if "gpu_bytes" in looks[-1]:
-        limits |= {"gpu_bytes": _GPU_BYTES, "gpu_used_bytes": _GPU_SLACK_BYTES}
+def _limits(trial: Trial) -> dict[str, int]:
+    """By how much each number may grow. What the whole GPU holds says nothing where others of ours allocate there meanwhile."""
+    allowed = _allowed(trial.profile.resource_calls)
+    limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}
+    if trial.device.type == "cuda":
+        limits |= {"gpu_bytes": _GPU_BYTES} | ({"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.alone else {})
+    return limits
+
+
+def _grown(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> str:
     for name, limit in limits.items():
         growth = _growth(looks, name)
         if growth > limit:
