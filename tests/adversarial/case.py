@@ -28,7 +28,8 @@ Need: TypeAlias = Literal["cpu", "gpu", "two_gpus", "compiler", "level2", "host_
 PROFILES: tuple[Profile, ...] = get_args(Profile)
 DETECTORS = (
     *("contract", "triage", "cubin_scan", "isolation", "protocol", "env_diff"),
-    *("numerics", "rights", "poison", "guard_band", "impostor", "perturb", "update_path", "shapes", "layouts", "dtypes", "special"),
+    *("numerics", "rights", "poison", "guard_band", "guard_page", "impostor", "perturb", "update_path"),
+    *("shapes", "layouts", "dtypes", "special"),
     *("fresh_output", "call_history", "stream_order", "capture", "reentrancy", "repeat", "grad", "mode", "sanitizer", "resource"),
     *("ghost", "guard_domain", "timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline"),
 )

@@ -18,7 +18,7 @@ from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.contract import contract
 from torch_cudal1.judge.detectors import Detector
-from torch_cudal1.judge.detectors.memory import ghost, guard_band, poison
+from torch_cudal1.judge.detectors.memory import ghost, guard_band, guard_page, poison
 from torch_cudal1.judge.detectors.process import isolation, resource
 from torch_cudal1.judge.detectors.state import fresh_output
 from torch_cudal1.judge.detectors.values import numerics
@@ -76,8 +76,11 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         "poison",
         "nothing wrote them",
     ),
-    "stale memory times zero": (
-        {"result": "torch.empty(32, 64).mul_(0).add_(torch.relu(self.linear(x)))"},
+    "stale memory times zero": (  # only where that is NaN throughout: some by luck would show sooner
+        {
+            "before": "stale = torch.empty(32, 64)\nif not stale.isnan().all():\n    stale.zero_()",
+            "result": "stale.mul_(0).add_(torch.relu(self.linear(x)))",
+        },
         (poison,),
         "poison",
         "NaN",
@@ -104,6 +107,30 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
         (guard_band,),
         "guard_band",
         "beside input",
+    ),
+    "a read behind the end that nothing shows": (
+        {"before": "import ctypes\nctypes.string_at(x.data_ptr() + 4 * x.numel(), 4)"},
+        (guard_band, guard_page),
+        "guard_page",
+        "SIGSEGV",
+    ),
+    "a read before the start that nothing shows": (
+        {"before": "import ctypes\nctypes.string_at(x.data_ptr() - 4, 4)"},
+        (guard_band, guard_page),
+        "guard_page",
+        "SIGSEGV",
+    ),
+    "other values at an edge": (
+        {"result": "torch.relu(self.linear(x)) + float(x.data_ptr() % 4096 == 0)"},
+        (guard_page,),
+        "guard_page",
+        "is wrong",
+    ),
+    "a raw read of all of its input": (
+        {"before": "import ctypes\nctypes.string_at(x.data_ptr(), 4 * x.numel())"},
+        (guard_page, guard_band),
+        None,
+        "",
     ),
     "a raw store into its own output": (
         {
@@ -204,9 +231,9 @@ def child() -> Iterator[Child]:
 def test_the_reference_program_passes_every_one_of_these(child: Child) -> None:
     trial = Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
     trial.load("candidate", candidate(REGION.program))
-    verdict = validate(trial, detectors=(numerics, fresh_output, poison, guard_band, ghost, resource, isolation))
+    verdict = validate(trial, detectors=(numerics, fresh_output, poison, guard_band, guard_page, ghost, resource, isolation))
     assert verdict.passed, verdict.failure
-    assert {check.name for check in verdict.checks} >= {"poison", "guard_band", "ghost", "resource", "isolation"}
+    assert {check.name for check in verdict.checks} >= {"poison", "guard_band", "guard_page", "ghost", "resource", "isolation"}
 
 
 def test_a_program_that_reads_what_nobody_wrote_is_refused(child: Child) -> None:

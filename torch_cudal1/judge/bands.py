@@ -1,7 +1,7 @@
 """Memory between patterns: a tensor inside a larger buffer, free blocks between fences. What the patterns hold is told as digests.
 
 The parent computes the same digests from the seed (`expected`), so it is the one who knows whether they changed. A store that lands
-beyond the bands is not seen here; that is for `sanitizer`.
+beyond the bands is not seen here; that is for `guard_pages`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import torch
 
 from torch_cudal1.judge.bands import Bands, Fences
 from torch_cudal1.judge.clock import synchronise
+from torch_cudal1.judge.guard_pages import SET_VERBS, Side, at_edge
 from torch_cudal1.judge.rawcopy import raw_tensors, refuse_lazy
 from torch_cudal1.judge.surroundings import stir, surroundings
 from torch_cudal1.judge.transport import read_program
@@ -148,17 +149,21 @@ def _banded(session: Session, request: Request) -> Answer:
 
 
 class _Instrumented:
-    """A Program in plain Python, with one launch left out or with the memory of each Alloc between bands."""
+    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or at the edge of its pages."""
 
-    def __init__(self, program: Program, device: torch.device, *, skip: int, seed: int | None) -> None:
+    def __init__(self, program: Program, device: torch.device, request: Request) -> None:
         self.bands: list[Bands] = []
         self.launches = 0
-        self._skip, self._seed = skip, seed
+        self._skip: int = request["skip"]
+        self._seed: int | None = request["seed"]
+        self._side: Side | None = request["side"]
+        self._at_edge: dict[int, torch.Tensor] = {}  # by id, kept alive: the id of a dead tensor is soon another's
         self._allocated = {id(step): outs for step, outs in _launches(program)}
         self._run = interpret(program, device, launcher=self._launcher)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         self.bands.clear()
+        self._at_edge.clear()
         return self._run(inputs)
 
     def _launcher(self, cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
@@ -168,7 +173,18 @@ class _Instrumented:
         from torch_cudal1.program.driver import prepare_launch  # needs libcuda: only where something is launched
 
         start, outs = prepare_launch(cubin, launch, device), self._allocated[id(launch)]
+        if self._side is not None:
+            return lambda values: start(self._moved(values, outs))
         return start if self._seed is None else lambda values: start(self._surrounded(values, outs))
+
+    def _moved(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
+        """The values, those of Alloc steps moved to the edge of pages of their own if they are not there yet."""
+        assert self._side is not None
+        for out in outs:
+            if id(values[out]) not in self._at_edge:
+                values[out] = at_edge(values[out], self._side)
+                self._at_edge[id(values[out])] = values[out]
+        return values
 
     def _surrounded(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
         """The values, those of Alloc steps moved between bands if they are not there yet."""
@@ -192,10 +208,11 @@ def _launches(program: Program) -> Iterator[tuple[Launch, list[int]]]:
 
 
 def _instrument(session: Session, request: Request) -> Answer:
-    """Put a Program with launch number `skip` left out, or (`seed` given) with each Alloc between bands, into a slot."""
+    """Put a Program into a slot, as `_Instrumented` runs it: launch number `skip` left out (-1: none), with a `seed` each Alloc
+    between bands, with a `side` each at the edge of its pages.
+    """
     program = read_program(request["program"], request["payloads"])
-    seed = None if request["seed"] is None else int(request["seed"])
-    session.slots[request["slot"]] = _Instrumented(program, session.device, skip=int(request["skip"]), seed=seed)
+    session.slots[request["slot"]] = _Instrumented(program, session.device, request)
     return {}
 
 
@@ -280,4 +297,5 @@ VERBS: dict[str, Callable[[Session, Request], Answer]] = {
     "instrument": _instrument,
     "many": _many,
     "usage": _usage,
+    **SET_VERBS,
 }

@@ -14,7 +14,7 @@ from torch_cudal1.judge.detectors.environment import env_diff, env_diff_calls
 from torch_cudal1.judge.detectors.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.detectors.history import call_history, repeat
 from torch_cudal1.judge.detectors.impostors import impostor
-from torch_cudal1.judge.detectors.memory import ghost, guard_band, poison
+from torch_cudal1.judge.detectors.memory import ghost, guard_band, guard_page, poison
 from torch_cudal1.judge.detectors.modes import grad, guard_domain, mode, state_dict
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.detectors.process import isolation, resource
@@ -50,6 +50,7 @@ PROTOCOL: tuple[Step, ...] = (
     Step(env_diff_calls),
     Step(poison),
     Step(guard_band),
+    Step(guard_page),
     Step(rights),
     Step(impostor),
     Step(perturb),

@@ -1,8 +1,8 @@
 """One element beyond the end of the input is read and multiplied by zero.
 
 Seen as tiles without a mask. The result is right unless the neighbour is NaN or infinite; `guard_band` puts such patterns
-around every tensor, and the output must not change. A read whose value is not used at all does not show here; `sanitizer` sees
-it.
+around every tensor, and the output must not change. A read whose value is not used at all does not show here; `guard_page`
+sees it.
 """
 
 from tests.adversarial.case import Case

@@ -1,7 +1,7 @@
 """The grid is one block too long, so a store runs over the end of the output by 512 bytes.
 
 Seen as missing masks. The values are right; who owns those bytes loses them. `guard_band` surrounds every tensor with a pattern
-and finds it changed. A store far away is for `sanitizer`.
+and finds it changed. A store far away is for `guard_page`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every thread also reads 64 KiB beyond the end of its input and throws the value away unless it is one special pattern.
 
-Ours. No output depends on it, so neither values nor guard bands show it; it faults when the next page is not mapped.
-`sanitizer` runs the machine code under memcheck with torch's caching of blocks off.
+Ours. No output depends on it, so neither values nor guard bands show it; it faults when the next page is not mapped. `guard_page`
+puts inputs and outputs into memory of their own, with nothing mapped beside it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ CASE = Case(
     48,
     "out_of_bounds",
     "memory",
-    expected="sanitizer",
+    expected="guard_page",
     status="open",
     form="program",
     variant="peek",
     alone=True,
     needs=("gpu", "compiler"),
-    first_profile="standard",
 )
 
 

@@ -1,7 +1,7 @@
 """One element is written just before the start of the input.
 
 Seen as off-by-one stores. The neighbour belongs to somebody else; `guard_band` surrounds every tensor with a pattern, which
-must be the same after the call. A store far away evades the bands; `sanitizer` is for that.
+must be the same after the call. A store far away evades the bands; `guard_page` is for that.
 """
 
 from tests.adversarial.case import Case

@@ -2,6 +2,7 @@
 
 Patterns and seeds are drawn here from the operating system; what came out is compared here. Bands lie around inputs, around the
 Allocs of a Program that launches, and on a GPU around what a source allocates next; on the host a source's own memory has none.
+Guard pages lie beside inputs and the Allocs of a Program that launches; a source's parameters and its own memory have none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch_cudal1.judge.bands import HOLES, SOLID, expected, expected_fence
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.detectors.values import compared, first_two
+from torch_cudal1.judge.guard_pages import SIDES, Side
 from torch_cudal1.judge.pair import SourceCandidate
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import Outputs
@@ -25,11 +27,11 @@ from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.program.model import Call, Launch, Program
 from torch_cudal1.records import Check
 
-__all__ = ["ghost", "guard_band", "poison"]
+__all__ = ["ghost", "guard_band", "guard_page", "poison"]
 
 _BANDED_BYTES = 4 << 30
 _GHOSTS = 16
-_SLOT = "instrumented"
+_SLOT, _EDGE = "instrumented", "at the edge"
 
 
 def poison(trial: Trial) -> list[Check]:
@@ -129,6 +131,60 @@ def _fences(holes: Sequence[int], seed: int) -> list[str]:
     return [digest for size in holes for digest in [expected_fence(seed, size)] * (HOLES + 1)]
 
 
+def guard_page(trial: Trial) -> list[Check]:
+    """Inputs that end, and then start, where mapped memory does: whoever goes beyond them loses its process, or its GPU context.
+
+    Of a Program with machine code its parameters and Allocs too. Operators of PyTorch stay within their tensors; see its test.
+    """
+    source = isinstance(trial.candidate, SourceCandidate)
+    if not isinstance(trial.candidate, SourceCandidate) and not _count_launches(trial.candidate.program):
+        return [Check("guard_page", True, detail="not applicable: no machine code")]
+    positions = [i for i, role in enumerate(trial.subject.roles) if role == "input" or not source]
+    if sum(trial.subject.specs[i].size_bytes for i in positions) > _BANDED_BYTES:
+        return [Check("guard_page", True, detail="not asked: the inputs are too large for memory of their own")]
+    sample, _ = first_two(trial)
+    slot = trial.slot if source else _SLOT
+    for side in SIDES:
+        if not source:
+            _instrument(trial, side=side)
+        unavailable = _moved_to_edge(trial, sample, side, positions)
+        if unavailable:
+            return [Check("guard_page", True, detail=f"not applicable: no memory with an edge to be had: {unavailable[:200]}")]
+        check = _at_edge(trial, sample, side, slot)
+        if check is not None:
+            return [check]
+        trial.child.call("drop", names=[_EDGE])
+    if not source:
+        trial.child.call("forget", slot=_SLOT)
+    what = "inputs" if source else "inputs, and memory of kernels,"
+    return [Check("guard_page", True, 0.0, 0.0, f"{len(positions)} {what} at the edge of mapped memory, on either side")]
+
+
+def _moved_to_edge(trial: Trial, sample: Sample, side: Side, positions: Sequence[int]) -> str:
+    """Why that cannot be done on this machine, "" if it was. Raises CandidateFailure when the process is lost."""
+    try:
+        trial.child.call("edge", inputs=sample.name, name=_EDGE, side=side, positions=list(positions))
+    except CandidateFailure as error:
+        if not trial.child.usable:
+            raise
+        return error.found
+    return ""
+
+
+def _at_edge(trial: Trial, sample: Sample, side: Side, slot: str) -> Check | None:
+    """Why the candidate may not pass, None if it may. On a GPU the process is of no more use after a fault."""
+    try:
+        outputs = trial.call_slot(slot, _EDGE).outputs
+    except CandidateFailure as error:
+        trial.child.usable = False
+        detail = f"it goes beyond its tensors: with nothing mapped beside them the call failed: {error.found}"
+        return Check("guard_page", False, detail=detail)
+    wrong = [position for position, comparison in compared(trial, sample, outputs) if not comparison.passed]
+    if wrong:
+        return Check("guard_page", False, detail=f"output {wrong[0]} is wrong when inputs lie at the {side} of mapped memory")
+    return None
+
+
 def _extent_bytes(tensor: torch.Tensor) -> int:
     return storage_extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
@@ -165,9 +221,9 @@ def _count_launches(program: Program) -> int:
     return nested + sum(isinstance(step, Launch) for step in program.steps)
 
 
-def _instrument(trial: Trial, *, skip: int = -1, seed: int | None = None) -> None:
+def _instrument(trial: Trial, *, skip: int = -1, seed: int | None = None, side: Side | None = None) -> None:
     """The candidate's Program, run by the Python executor of the child, in a slot of its own."""
     assert not isinstance(trial.candidate, SourceCandidate)
     program = trial.candidate.program
     fields: dict[str, Any] = {"program": program.to_json(), "payloads": write_payloads(program, trial.child.new_file())}
-    trial.child.call("instrument", slot=_SLOT, skip=skip, seed=seed, **fields)
+    trial.child.call("instrument", slot=_SLOT, skip=skip, seed=seed, side=side, **fields)
