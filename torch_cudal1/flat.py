@@ -130,9 +130,17 @@ def stand_in(module: torch.nn.Module) -> torch.nn.Module:
     for part in module.modules():
         shared += [value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))]
     try:
-        return copy.deepcopy(module, {id(thing): thing for thing in shared})
+        copied = copy.deepcopy(module, {id(thing): thing for thing in shared})
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
         raise NotLowerableError(f"it cannot be copied for tracing: {type(error).__name__}: {error}") from error
+    for part in copied.modules():
+        if isinstance(part, torch.nn.RNNBase):  # would ask the fake weights where they lie, to move them together
+            part.__dict__["flatten_parameters"] = _leave_as_it_is
+    return copied
+
+
+def _leave_as_it_is() -> None:
+    """What a traced layer does to the memory of its weights."""
 
 
 @contextmanager

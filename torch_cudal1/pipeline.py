@@ -124,7 +124,7 @@ def tune(
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
     variant = _rewritten(region, place)
     pays = variant is not None and variant.pays
-    if (region.kind != "inference" or is_random_program(region.program)) and not pays and not known:
+    if (region.kind != "inference" or _draws_on_host(region, place)) and not pays and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
@@ -268,6 +268,11 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
     return Choice(region, entry.choice, entry, "tuned now")
 
 
+def _draws_on_host(region: Region, place: Place) -> bool:
+    """Whether it draws random numbers off a GPU, where eager is the only baseline that is known to draw eager's."""
+    return place.device.type != "cuda" and is_random_program(region.program)
+
+
 def _schedules(place: Place) -> list[Schedule]:
     """The baselines of the race."""
     without = place.settings.without
@@ -313,6 +318,7 @@ def _candidates(
         or region.kind != "inference"
         or region.granularity != "whole"
         or "kernels" in place.settings.without
+        or is_random_program(region.program)  # the judge compares values: nothing but baselines can be trusted with those
     ):
         yield from compose(rewrites, schedules)
         return

@@ -23,6 +23,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
 
 __all__ = ["CapturedGraph", "Traced", "is_dynamic", "lifted_parameters", "trace"]
@@ -155,7 +156,7 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompi
         return compile_graph
 
     # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must not make us share Inductor's.
-    with functorch_config.patch(force_autograd_cache=False):
+    with functorch_config.patch(force_autograd_cache=False), whole():
         return aot_module_simplified(
             module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
             list(inputs),

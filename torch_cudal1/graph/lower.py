@@ -125,7 +125,7 @@ class _Writer:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise NotLowerableError(f"{getattr(node.target, '__name__', node.target)} is not an ATen operator")
         target = name_of(node.target)
-        if node.target.namespace not in ("aten", "prims"):
+        if target.partition(".")[0] not in ("aten", "prims"):
             raise NotLowerableError(f"operator {target} belongs to another library")
         if not is_functional(target):
             raise NotLowerableError(f"operator {target} writes to its arguments")

@@ -34,6 +34,7 @@ from torch_cudal1.judge.transport import read_program, write_payloads
 from torch_cudal1.judge.trial import Book, Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.judge.warm import lent
+from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import (
     SCHEDULES,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Judgement", "Ranking", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _RACE_BUDGET_S = 10.0
+_RANDOM_SEED = 20_260_101
 _ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
 
@@ -315,6 +317,8 @@ def _tried_schedule(trial: Trial, name: Schedule, inputs: str, expected: Outputs
     assert isinstance(trial.candidate, Candidate)  # the reference Program itself
     try:
         trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
+        if is_random_program(trial.candidate.program):
+            trial.child.call("surroundings", stir=_RANDOM_SEED)  # the same numbers for each, or it is not the same function
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
         return error.found, None

@@ -21,6 +21,7 @@ from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
 from torch_cudal1.program.operator import register, run_operator
+from torch_cudal1.program.random_graph import RandomGraph, refuse_host_numbers
 
 __all__ = ["build", "to_fx"]
 
@@ -47,12 +48,14 @@ def build(
     if graph and device.type != "cuda":
         raise NotLowerableError(f"schedule {schedule!r} needs a CUDA device, this is {device.type}")
     if graph and is_random_program(program):
-        raise NotLowerableError("a CUDA graph of random numbers would repeat them")
+        refuse_host_numbers(program)
     if base == "eager":
         runner = prepare(program, device)
     else:
         runner = _inductor(program, device, _AUTOTUNE | dict(options or {}) if base == "max-autotune" else dict(options or {}))
-    return GraphedRunner(runner, frozenset(static), device) if graph else runner
+    if not graph:
+        return runner
+    return (RandomGraph if is_random_program(program) else GraphedRunner)(runner, frozenset(static), device)
 
 
 def to_fx(program: Program) -> fx.GraphModule:
@@ -102,6 +105,8 @@ def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -
     from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    if is_random_program(program):  # eager's numbers, one operator after the other, in place of Inductor's own
+        options = options | {"fallback_random": True}
     module = to_fx(program).to(device)
     # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not leak into ours.
     # With a ShapeEnv, though every size is known: without one Inductor's caches are bypassed, and each process compiles again.

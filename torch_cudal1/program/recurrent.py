@@ -1,0 +1,102 @@
+"""Recurrent layers as one step each: `aten.lstm.input`, `aten.gru.input`, `aten.rnn_tanh.input`, `aten.rnn_relu.input`.
+
+PyTorch takes these operators apart wherever it traces: into a loop over time steps, or into cuDNN's call, which asks fake weights
+for their addresses and fails. `whole` puts `cudal1::lstm` and its kin in their place while a module is traced, and everything in
+Python that handles a step (`aten.overload`) uses the same, since they know their result's shape. A Program names the ATen operator
+only, and runs it as eager does: where the weights lie one behind the other, cuDNN reads them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["TARGETS", "operator_of", "target_of", "whole"]
+
+_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+TARGETS = frozenset(f"aten.{name}.input" for name in _NAMES)
+_CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
+
+
+def operator_of(target: str) -> torch._ops.OpOverload:
+    """The operator that stands for `target`, one of `TARGETS`: same schema, same result, and a result on fake tensors."""
+    _define()
+    found: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
+    return found
+
+
+def target_of(name: str) -> str:
+    """`name` ("cudal1.lstm.default", "aten.add.Tensor") as a Program has it."""
+    namespace, operator, _ = name.split(".")
+    return f"aten.{operator}.input" if namespace == "cudal1" and operator in _NAMES else name
+
+
+class whole(TorchFunctionMode):
+    """While it is entered, recurrent layers are traced as one step each, where that is what eager runs.
+
+    Left to PyTorch: layers that need a gradient, packed sequences, dropout between layers, autocast, and on CUDA what cuDNN
+    does not serve.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target = _recurrent_functions().get(func)
+        if target is not None and not kwargs and _is_served(args):
+            return operator_of(target)(*args)
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _recurrent_functions() -> dict[Any, str]:
+    return {getattr(torch, name): f"aten.{name}.input" for name in _NAMES}
+
+
+def _is_served(args: Sequence[Any]) -> bool:
+    """Whether these are the arguments of a dense sequence, for which a step is what eager does."""
+    if len(args) != 9 or not isinstance(args[2], (tuple, list)):  # (data, batch_sizes, hx, ...) of a packed sequence
+        return False
+    given, dropout, training = args[0], args[5], args[6]
+    if given.ndim != 3 or given.numel() == 0 or (training and dropout) or torch.is_autocast_enabled(given.device.type):
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (given, *args[2])):
+        return False
+    if given.device.type == "cuda":
+        return bool(torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and given.dtype in _CUDNN_DTYPES)
+    return given.device.type == "cpu"
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library("cudal1", "FRAGMENT")
+    for name in _NAMES:
+        operator = getattr(torch.ops.aten, name).input
+        signature = str(operator._schema).partition("(")
+        library.define(f"{name}({signature[2]}", tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag))
+        for key in ("CPU", "CUDA"):
+            library.impl(name, partial(_run, operator), key)
+        torch.library.register_fake(f"cudal1::{name}", _fake_lstm if name == "lstm" else _fake_plain, lib=library)
+    return library
+
+
+def _run(operator: Callable[..., tuple[torch.Tensor, ...]], *args: Any) -> tuple[torch.Tensor, ...]:
+    return operator(*args)
+
+
+def _fake_lstm(
+    input: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    output, hidden = _fake_plain(input, hx[0], params, *rest)
+    return output, hidden, hx[1].new_empty(hx[1].shape)
+
+
+def _fake_plain(
+    input: torch.Tensor, hx: torch.Tensor, params: Sequence[torch.Tensor], *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    *_, bidirectional, batch_first = rest
+    outer = input.transpose(0, 1) if batch_first else input
+    shape = (*outer.shape[:2], hx.shape[-1] * (2 if bidirectional else 1))
+    output = input.new_empty(shape)  # time is outermost in memory either way
+    return output.transpose(0, 1) if batch_first else output, hx.new_empty(hx.shape)
