@@ -45,9 +45,12 @@ def program(task: TrainingTask, text: str) -> Decoded:
 class Counting:
     """An evaluator that counts, and dies or has an unsteady machine when it is told to."""
 
-    def __init__(self, *, dies_after: int = 10**9, unsteady: int = 0) -> None:
+    def __init__(self, *, dies_after: int = 10**9, refuses: str = "") -> None:
         self.asked: Counter[str] = Counter()
-        self._dies_after, self._unsteady = dies_after, unsteady
+        self._dies_after, self._refuses = dies_after, refuses
+
+    def measure_all(self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]) -> list[list[Measured]]:
+        return [self.measure(task, programs) for task, programs in questions]
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         found = []
@@ -55,11 +58,8 @@ class Counting:
             if sum(self.asked.values()) >= self._dies_after:
                 raise SandboxError("starting", "no process can be had")
             self.asked[f"{task.id} {one.program}"] += 1
-            steady = self.asked[f"{task.id} {one.program}"] > self._unsteady
-            score = 1.0 if steady else None
-            found.append(
-                Measured(task.id, one.program, "ok" if steady else "unstable", score, buckets=(1.0,) * 7 if steady else ())
-            )
+            refused = bool(self._refuses) and self._refuses in one.program
+            found.append(Measured(task.id, one.program, "wrong") if refused else Measured(task.id, one.program, "ok", 1.0))
         return found
 
 
@@ -93,14 +93,29 @@ def test_a_survey_that_was_stopped_goes_on_without_measuring_anything_twice(tmp_
     assert sum(second.asked.values()) == told[-1].rows - 16, "two batches of eight were on the disk"
 
 
-def test_an_unsteady_measurement_is_asked_again_and_at_last_kept_as_it_is(tmp_path: Path) -> None:
-    for unsteady, outcome in ((2, "ok"), (3, "unstable")):
-        folder = tmp_path / outcome
-        folder.mkdir()
-        judge = Counting(unsteady=unsteady)
-        surveyed(folder, judge)
-        assert {row.outcome for row in rows_on_record(folder)[TASK.id]} == {outcome}
-        assert set(judge.asked.values()) == {3}
+def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_else(tmp_path: Path) -> None:
+    class Believing(Silent):
+        def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
+            return 7.0
+
+    with Believing() as naive:
+        Survey(tmp_path, CODEC, Counting(refuses="acc=f16"), naive, batch=8).run([TASK, OTHER], budget_s=60, told=lambda _: None)
+    rows = [row for listed in rows_on_record(tmp_path).values() for row in listed]
+    assert len(rows) == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
+    assert {(row.outcome, row.naive) for row in rows} == {("ok", None), ("wrong", 7.0)}
+
+
+def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
+    sizes: list[list[int]] = []
+
+    class Noting(Counting):
+        def measure_all(self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]) -> list[list[Measured]]:
+            sizes.append([len(programs) for _, programs in questions])
+            return super().measure_all(questions)
+
+    every = len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
+    Survey(tmp_path, CODEC, Noting(), Silent(), batch=every - 1).run([TASK, OTHER], budget_s=60, told=lambda _: None)
+    assert sizes == [[len(CODEC.programs(TASK)), len(CODEC.programs(OTHER)) - 1], [1]]
 
 
 def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: Trusting) -
 def test_the_command_measures_a_family_and_writes_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(JudgeEvaluator, "measure", Counting().measure)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
     assert main(["--device", "cpu", "--budget-s", "60", "--out", str(tmp_path), "--only", "avg_pool1d"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -187,7 +202,7 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
     (tmp_path / "first").mkdir()
     surveyed(tmp_path / "first", Counting())
     judge = Counting()
-    monkeypatch.setattr(JudgeEvaluator, "measure", judge.measure)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", judge.measure_all)
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
     earlier = tmp_path / "first" / "rows.jsonl"
     options = ["--device", "cpu", "--out", str(tmp_path / "second"), "--resume", str(earlier), "--only", "avg_pool1d"]
@@ -204,7 +219,7 @@ def test_the_command_says_what_is_wrong_with_the_machine_and_keeps_what_it_has(
     def refuse(*_: object) -> list[Measured]:
         raise SandboxError("starting", "no namespaces here")
 
-    monkeypatch.setattr(JudgeEvaluator, "measure", refuse)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", refuse)
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 1
     assert "no namespaces here" in capsys.readouterr().err
 

@@ -43,6 +43,7 @@ __all__ = ["main"]
 
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
+_PER_LANE = 24  # programs in a batch: what the last ones of it take, the other lanes wait
 _CONTRACT = Contract(assume_finite=True)  # rewrites such as diag(d) @ x as d * x are right for finite values only
 
 
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
     began = time.monotonic()
     try:
-        with JudgeEvaluator(terms, lanes=args.lanes) as judge, Trusting(device) as naive:
-            survey = Survey(args.out, codec, judge, naive, batch=max(16, 8 * args.lanes))
+        with JudgeEvaluator(terms, lanes=args.lanes) as judge, _naive(args, device) as naive:
+            survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * args.lanes))
             fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
             steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}
     except Cudal1Error as error:
@@ -97,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(told | {"tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}))
     return 0
+
+
+def _naive(args: argparse.Namespace, device: torch.device) -> Trusting:
+    """A quarter as many processes as there are lanes: they are asked about what is refused only, and are quicker."""
+    return Trusting(device, workers=-(-args.lanes // 4), folder=args.out)
 
 
 def _prepared(folder: Path, earlier: Path | None) -> str:

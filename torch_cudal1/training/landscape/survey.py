@@ -1,7 +1,8 @@
-"""Goes through all programs of all tasks: what is measured is on the disk before the next is asked, and is not measured again.
+"""Goes through all programs of all tasks: what is measured is on the disk soon, and is not measured again.
 
-Tasks come in the order given, each measured whole before the next, so that whatever is done when the time is up can be published.
-One process writes. A failure of the machine raises; what a program does wrong is its row.
+Tasks come in the order given, so that whatever is whole when the time is up can be published. While one batch is judged, a trusting
+evaluator is asked about what was refused of the one before. One process writes. A failure of the machine raises; what a program
+does wrong is its row.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.packed import LandscapeError
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.records import Decoded, Evaluator, Measured, TrainingTask, Undecodable
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
 
 __all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"]
 
 ROWS = "rows.jsonl"
-_TRIES = 3  # of a measurement that was not steady
 _WORDS = 160
 
 
@@ -36,49 +38,77 @@ class Progress:
     task: str
 
 
+Question: TypeAlias = tuple[TrainingTask, list[Decoded]]
+
+
+class Judge(Protocol):
+    """What `measure.JudgeEvaluator` does for several tasks at once."""
+
+    def measure_all(self, questions: Sequence[Question]) -> list[list[Measured]]:
+        """One measurement for each program of each task, in order."""
+        ...
+
+
 @dataclass
 class Survey:
-    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; a kill loses at most so many."""
+    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; a kill loses two batches at most."""
 
     folder: Path
     codec: KslCodec
-    judge: Evaluator
+    judge: Judge
     naive: Trusting
     batch: int = 32
+    _waiting: list[tuple[Row, Future[float | None]]] = field(default_factory=list)
 
     def run(self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]) -> int:
         """Measure what the journal lacks until the time is up; how many rows were added. Raises what the evaluators raise."""
         journal = Journal(self.folder / ROWS)
-        started, fresh = time.monotonic(), 0
-        for task, programs in self._batches(tasks, journal):
-            if time.monotonic() - started >= budget_s:
-                break
-            rows = list(self._rows(task, programs))
-            if not fresh:
-                _refuse_a_dead_start(rows)
-            for row in rows:
-                journal.add(_key(row.task, row.program), row.to_json())
-            fresh += len(rows)
-            told(Progress(len(journal.keys()), fresh, time.monotonic() - started, task.id))
-        return fresh
+        before, started = len(journal.keys()), time.monotonic()
+        try:
+            for questions in self._batches(tasks, journal):
+                if time.monotonic() - started >= budget_s:
+                    break
+                self._measure(questions, journal)
+                fresh = len(journal.keys()) - before
+                told(Progress(len(journal.keys()), fresh, time.monotonic() - started, questions[-1][0].id))
+        finally:
+            self._keep(journal)
+        return len(journal.keys()) - before
 
-    def _batches(self, tasks: Sequence[TrainingTask], journal: Journal) -> Iterator[tuple[TrainingTask, list[Decoded]]]:
+    def _batches(self, tasks: Sequence[TrainingTask], journal: Journal) -> Iterator[list[Question]]:
+        """Of at most `batch` programs; the end of a task and the beginning of the next go together, so that nobody waits."""
+        questions: list[Question] = []
+        room = self.batch
         for task in tasks:
             left = [one for one in decoded(self.codec, task) if journal.get(_key(task.id, one.program)) is None]
-            for start in range(0, len(left), self.batch):
-                yield task, left[start : start + self.batch]
+            while left:
+                questions.append((task, left[:room]))
+                left, room = left[room:], room - len(questions[-1][1])
+                if not room:
+                    yield questions
+                    questions, room = [], self.batch
+        if questions:
+            yield questions
 
-    def _rows(self, task: TrainingTask, programs: Sequence[Decoded]) -> Iterator[Row]:
-        found = {one.program: one for one in self.judge.measure(task, programs)}
-        for _ in range(_TRIES - 1):
-            shaky = [program for program in programs if found[program.program].outcome == "unstable"]
-            if not shaky:
-                break
-            found |= {one.program: one for one in self.judge.measure(task, shaky)}
-        for program in programs:
-            row = _row(program, found[program.program])
-            asked = row.outcome in ("wrong", "hack", "unstable")
-            yield replace(row, naive=self.naive.speedup(task, program)) if asked else row
+    def _measure(self, questions: Sequence[Question], journal: Journal) -> None:
+        """Judge a batch; write what needs no second look, and what the batch before was waiting for."""
+        answers = self.judge.measure_all(questions)
+        asked = [(task, program) for task, programs in questions for program in programs]
+        rows = [_row(program, one) for (_, program), one in zip(asked, (one for of in answers for one in of), strict=True)]
+        if not journal.keys():
+            _refuse_a_dead_start(rows)
+        self._keep(journal)
+        for (task, program), row in zip(asked, rows, strict=True):
+            if row.outcome in ("wrong", "hack", "unstable"):
+                self._waiting.append((row, self.naive.later(task, program)))
+            else:
+                journal.add(_key(row.task, row.program), row.to_json())
+
+    def _keep(self, journal: Journal) -> None:
+        """Write the rows whose trusting answer was asked for."""
+        waiting, self._waiting = self._waiting, []
+        for row, naive in waiting:
+            journal.add(_key(row.task, row.program), replace(row, naive=naive.result()).to_json())
 
 
 def _refuse_a_dead_start(rows: Sequence[Row]) -> None:

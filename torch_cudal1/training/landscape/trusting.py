@@ -1,4 +1,4 @@
-"""What a trusting evaluator would believe of a program, in few runs of one warm process: a column of every landscape.
+"""What a trusting evaluator would believe of a program, in few runs of warm processes: a column of every landscape.
 
 The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of thousands of programs. Programs
 are kept in a sandbox all the same, and nothing but experiments may reward by it.
@@ -6,6 +6,10 @@ are kept in a sandbox all the same, and nothing but experiments may reward by it
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -14,6 +18,7 @@ from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
+from torch_cudal1.training.gate import Gate
 from torch_cudal1.training.records import Decoded, TrainingTask
 
 __all__ = ["Trusting"]
@@ -22,13 +27,28 @@ _WORKER = "torch_cudal1.training.landscape.worker"
 _LOANS = 32  # programs that one process runs before it is replaced
 
 
-class Trusting:
-    """Use it as a context manager."""
+class _Hand(threading.local):
+    """What one thread works with."""
 
-    def __init__(self, device: torch.device, settings: Settings | None = None) -> None:
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        self.loans = 0
+        self.gate: Gate | None = None
+
+
+class Trusting:
+    """Use it as a context manager. `folder`: of the locks of lanes that measure on the same device meanwhile, if there are any."""
+
+    def __init__(
+        self, device: torch.device, settings: Settings | None = None, *, workers: int = 1, folder: Path | None = None
+    ) -> None:
+        self._device, self._folder = device, folder
         self._limits = limits_for(settings or Settings(), device)
-        self._child: Child | None = None
-        self._loans = 0
+        # Linux kills a child with the thread that started it: these threads live as long as this object
+        self._threads = ThreadPoolExecutor(workers, "cudal1-naive")
+        self._hand = _Hand()
+        self._children: set[Child] = set()
+        self._gates: list[Gate] = []
 
     def __enter__(self) -> Trusting:
         return self
@@ -37,21 +57,49 @@ class Trusting:
         self.close()
 
     def close(self) -> None:
-        """End its process. Safe to call twice."""
-        if self._child is not None:
-            self._child.close()
-        self._child, self._loans = None, 0
+        """End its processes, whatever they are at. Safe to call twice."""
+        self._threads.shutdown(cancel_futures=True)
+        while self._children:
+            self._children.pop().close()
+        while self._gates:
+            self._gates.pop().close()
+
+    def later(self, task: TrainingTask, program: Decoded) -> Future[float | None]:
+        """`speedup`, as soon as one of the workers is free."""
+        return self._threads.submit(self.speedup, task, program)
 
     def speedup(self, task: TrainingTask, program: Decoded) -> float | None:
         """The speed-up that it sees, None for a program that fails or is not close. Raises SandboxError without a process."""
-        if self._child is None or not self._child.usable or self._loans >= _LOANS:
-            self.close()
-            self._child = Child(self._limits, Contract(), worker=_WORKER)
-        self._loans += 1
+        child = self._child()
         try:
-            answer = self._child.call("naive", reference=task.reference, candidate=program.source)
+            with self._shared():
+                answer = child.call("naive", reference=task.reference, candidate=program.source)
         except CandidateFailure:
-            if self._limits.gpu:  # a kernel that went wrong may have taken the context with it
-                self.close()
+            if self._limits.gpu or not child.usable:  # a kernel that went wrong may have taken the context with it
+                self._dismiss()
             return None
         return round(float(answer["speedup"]), 3) if answer["close"] else None
+
+    def _child(self) -> Child:
+        hand = self._hand
+        if hand.child is None or not hand.child.usable or hand.loans >= _LOANS:
+            self._dismiss()
+            hand.child = Child(self._limits, Contract(), worker=_WORKER)
+            self._children.add(hand.child)
+        hand.loans += 1
+        return hand.child
+
+    def _dismiss(self) -> None:
+        hand = self._hand
+        if hand.child is not None:
+            self._children.discard(hand.child)
+            hand.child.close()
+        hand.child, hand.loans = None, 0
+
+    def _shared(self) -> AbstractContextManager[None]:
+        if self._folder is None:
+            return nullcontext()
+        if self._hand.gate is None:
+            self._hand.gate = Gate(self._folder, self._device)
+            self._gates.append(self._hand.gate)
+        return self._hand.gate.shared()
