@@ -51,7 +51,7 @@ class Judge(Protocol):
 
 @dataclass
 class Survey:
-    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; a kill loses two batches at most."""
+    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; a kill loses two batches."""
 
     folder: Path
     codec: KslCodec
