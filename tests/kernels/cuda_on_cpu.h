@@ -48,10 +48,11 @@ struct Warp { std::barrier<> gate{32}; uint32_t seen[32]; };
 struct Gate { int count, left, bytes; unsigned phase; };
 struct Block {
   std::vector<char> room, said;
+  std::vector<uint32_t> held;  // what threads have of a wgmma operand in registers
   std::vector<Warp> warps;
   std::barrier<> gate, consumers{256}, one{128}, other{128};
   std::map<unsigned, Gate> gates;
-  explicit Block(int threads) : room(232448), said(threads), warps(threads / 32), gate(threads) {}
+  explicit Block(int threads) : room(232448), said(threads), held(4 * threads), warps(threads / 32), gate(threads) {}
 };
 static std::vector<std::unique_ptr<Block>> cluster;
 static std::barrier<>* cluster_gate;
@@ -126,7 +127,7 @@ static void fewer_registers() {}
 static void more_registers() {}
 static void publish_barriers() {}
 // the 128 threads of a warpgroup issue wgmma together, and wait for it together
-static void fence_wgmma() { (threadIdx.x < 256 ? block->one : block->other).arrive_and_wait(); }
+static void fence_wgmma() { (threadIdx.x / 128 % 2 ? block->one : block->other).arrive_and_wait(); }
 static void commit_wgmma() {}
 template <int LEFT> static void wait_wgmma() { fence_wgmma(); }
 
@@ -162,6 +163,35 @@ static void WGMMA(float (&d)[ACC], uint64_t a, uint64_t b, int add) {
     d[i] = sum;
   }
 }
+
+// ---- wgmma of TF32 with its first operand in registers, the second K-major without swizzle; copies that end at once
+
+static uint32_t to_tf32(float x) { return x != x ? bits<uint32_t>(x) : (bits<uint32_t>(x) + 0x1000) & 0xFFFFE000; }
+template <int WIDTH, int FIRST>
+static void MULTIPLY(float (&d)[ACC], const uint32_t (&a)[4], uint64_t b) {
+  const int group = threadIdx.x / 128 * 128, thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < 4; ++i) block->held[threadIdx.x * 4 + i] = a[i];
+  fence_wgmma();
+  const unsigned start = (unsigned)(b & 0x3FFF) << 4, along_k = (unsigned)(b >> 16 & 0x3FFF) << 4, along_n = (unsigned)(b >> 32 & 0x3FFF) << 4;
+  if (b >> 62 != 0) std::abort();
+  for (int i = 0; i < WIDTH / 2; ++i) {
+    const int r = row + i / 2 % 2 * 8, c = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; ++k) {
+      const float x = bits<float>(block->held[(group + r / 16 * 32 + r % 8 * 4 + k % 4) * 4 + r % 16 / 8 + k / 4 * 2]);
+      d[FIRST + i] += x * *(float*)at(start + c / 8 * along_n + k / 4 * along_k + c % 8 * 16 + k % 4 * 4);
+    }
+  }
+  fence_wgmma();
+}
+#ifdef VEC
+static void copy_some(float* to, const float* from, bool there) {
+  if (there) std::memcpy(to, from, 4 * VEC); else std::memset(to, 0, 4 * VEC);
+}
+#endif
+static void copy_16(float* to, const float* from) { std::memcpy(to, from, 16); }
+static void commit_copies() {}
+template <int LEFT> static void wait_copies() {}
+static void show_to_wgmma() {}
 
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }

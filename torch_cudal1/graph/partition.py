@@ -4,7 +4,7 @@
                   └───island───┘       └────────island──────┘
 
 An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
-(norm, softmax, reduction). Convolutions and layout changes stay outside, with Inductor; so do matrix products, except with
+(norm, softmax, reduction). Layout changes stay outside, with Inductor; so do matrix products and convolutions, except with
 `products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it. `left` says for each kind
 of step why. Nothing is decided here about speed: an island is only worth a look.
 """
@@ -47,7 +47,7 @@ _ROW_OPS = frozenset(
         "var_mean.correction",
     )
 )
-_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
@@ -71,7 +71,10 @@ class Partition:
 
 
 def partition(whole: Region, *, products: bool = False) -> Partition:
-    """Fused islands of `whole`, in step order; with `products` also around matrix products. Random steps are never part of one."""
+    """Fused islands of `whole`, in step order; with `products` also around matrix products and convolutions.
+
+    Random steps are never part of one.
+    """
     program = whole.program
     groups = _grow(program.steps, products)
     specs = value_specs(program) if groups else {}

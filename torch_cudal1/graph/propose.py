@@ -13,7 +13,7 @@ from torch_cudal1.graph.partition import Island, is_product, partition, with_inp
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.cost import ROOFLINES, estimate
-from torch_cudal1.program.model import Program
+from torch_cudal1.program.model import Aten, Program, Step
 from torch_cudal1.records import Region
 
 __all__ = ["Variant", "product_islands", "rewritten"]
@@ -21,6 +21,7 @@ __all__ = ["Variant", "product_islands", "rewritten"]
 
 _WORTH_JUDGING = 1.02  # estimated time before over after
 _MOSTLY = 0.4  # of the estimated time is in products: a better product alone can halve what is left
+_FEW = 6  # different convolutions, each of which costs seconds: of more, what is cheaper to try comes first
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,16 @@ def rewritten(region: Region, *, assume_finite: bool) -> Variant | None:
 
 
 def product_islands(whole: Region) -> tuple[Island, ...]:
-    """The islands around matrix products, where these are most of the region's estimated time; else ()."""
+    """The islands around matrix products, where these are most of the estimated time, and around a few convolutions; else ()."""
     islands = tuple(i for i in partition(whole, products=True).islands if any(map(is_product, i.region.program.steps)))
     if not islands:
         return ()
+    if any(map(_is_convolution, whole.program.steps)) and len({i.region.key for i in islands}) <= _FEW:
+        return islands  # cuDNN copies most of them into another layout and back, of which the estimate knows nothing
     roofline = ROOFLINES[whole.program.device]
     in_products = sum(estimate(island.region.program).flops for island in islands) / roofline.flops_per_s
     return islands if in_products >= _MOSTLY * roofline.seconds(estimate(whole.program)) else ()
+
+
+def _is_convolution(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target == "aten.convolution.default"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import folded, parts_of, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.index import row_major
@@ -64,12 +65,15 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
     """At most `most` ways to lower an island's reference Program, best guess first; () when these kernels do not cover it.
 
     `sm` is the compute capability (90 for sm_90); below 80 there is nothing, for lack of bfloat16 and NaN-propagating max. `rights`
-    are the op classes that may use TF32: "matmul" admits products that are no more exact than that.
+    are the op classes that may use TF32: "matmul" admits products that are no more exact than that, without "conv" there is no
+    convolution.
     """
     if sm < 80:
         return ()
     try:
         traced = trace(program)
+        if traced.family == "conv":
+            return _that_lower(program, traced, proposals(traced, sm, most) if "conv" in rights else ())
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         nest = schedule(traced.outputs)
@@ -88,6 +92,9 @@ def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) 
     traced = trace(program) if traced is None else traced
     if proposal.family != traced.family:
         raise ProgramError("proposal", f"family {proposal.family!r} for an island of family {traced.family!r}")
+    if traced.family == "conv":
+        kernels, scratch = convolved(traced, proposal, program.value_count)
+        return Lowered(kernels, {o.value: o.spec for o in traced.outputs} | scratch)
     if traced.family == "gemm":
         return _lower_product(program, proposal, traced)
     split = proposal.number("split", 1)
@@ -132,6 +139,10 @@ def _products(program: Program, traced: Trace, chosen: Iterable[Schedule]) -> tu
         else:
             folds = tiles(schedule(folded(parts)))[:_FOLDS]
             found += [Proposal("gemm", {"method": "fold", **config}) for config in folds]
+    return _that_lower(program, traced, found)
+
+
+def _that_lower(program: Program, traced: Trace, found: Iterable[Proposal]) -> tuple[Proposal, ...]:
     return tuple(p for p in found if _lowers(program, p, traced))
 
 

@@ -1,8 +1,8 @@
-"""Tensor expressions: what a reference Program says, as a graph of six kinds of node.
+"""Tensor expressions: what a reference Program says, as a graph of a few kinds of node.
 
 `Leaf` reads a Program value, `Constant` is a literal, `Position` is a coordinate, `Map` computes element by element, `View` renames
-indices, `Reduce` folds dimensions, `Dot` is a matrix product. Nodes are compared by identity. They hold no code but the Triton
-expression template of a `Map`.
+indices, `Reduce` folds dimensions, `Dot` is a matrix product, `Conv` a convolution. Nodes are compared by identity. They hold no
+code but the Triton expression template of a `Map`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch_cudal1.kernels.index import ZERO, Index, flatten, row_major, unflatte
 
 __all__ = [
     "Constant",
+    "Conv",
     "Dot",
     "Leaf",
     "Map",
@@ -114,6 +115,17 @@ class Dot(Node):
 
     left: Node
     right: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Dot):
+    """Convolution of `left` (images, channels, axes) with `right`, summed in fp32; settings as ATen's, one number an axis."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    groups: int
 
 
 def sources(node: Node) -> tuple[Node, ...]:

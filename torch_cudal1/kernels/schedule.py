@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
-from torch_cudal1.kernels.nodes import Constant, Dot, Leaf, Map, Node, Position, Reduce, View, sources
+from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Position, Reduce, View, sources
 from torch_cudal1.kernels.trace import Output
 
 __all__ = ["Nest", "Statement", "reductions_of", "schedule", "schedule_tail"]
@@ -117,12 +117,14 @@ def schedule(outputs: tuple[Output, ...]) -> Nest:
 def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
     """What follows a product, element by element: rows are its batch and rows in order, columns its columns; none is merged.
 
+    Of a convolution the columns are the channels, the rows everything else.
+
     Raises NotLowerableError when an output needs the product at another place than its own, or has another number of elements.
     """
     if reductions_of(tuple(o.node for o in outputs)):
         raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
-    last = len(dot.shape) - 1
-    return _built(outputs, [(size, dim == last) for dim, size in enumerate(dot.shape)])
+    column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
+    return _built(outputs, [(size, dim == column) for dim, size in enumerate(dot.shape)])
 
 
 def _built(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:

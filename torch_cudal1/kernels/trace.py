@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels import norms, pointwise, products, reductions, softmax, views
+from torch_cudal1.kernels import convolutions, norms, pointwise, products, reductions, softmax, views
 from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
@@ -23,6 +23,7 @@ __all__ = ["ANCHORS", "Output", "Trace", "trace"]
 
 # family -> its ops; the first family that has an op of the island names the proposal
 ANCHORS: Mapping[str, Mapping[str, Handler]] = {
+    "conv": convolutions.HANDLERS,
     "gemm": products.HANDLERS,
     "softmax": softmax.HANDLERS,
     "norm": norms.HANDLERS,

@@ -1,0 +1,146 @@
+"""Convolutions' CUDA C++, run on the CPU thread by thread: taps of every class, edges, layouts, epilogues; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
+from tests.kernels.islands import island
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.compile import build
+from torch_cudal1.kernels.conv_schedules import Schedule
+from torch_cudal1.kernels.lower import lower, propose
+from torch_cudal1.program.model import Launch
+from torch_cudal1.program.nvrtc import nvrtc_status
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason="needs NVRTC")
+
+
+def normal(*shape: int) -> Tensor:
+    """Standard normal, the same at every run, in what TF32 holds: products are exact, and only sums round."""
+    whole = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return ((whole.view(torch.int32) + 4096) & -8192).view(torch.float32)
+
+
+def cut(**how: int) -> Schedule:
+    """A schedule, most of it the usual."""
+    return Schedule(**{"z": 1, "y": 1, "channels": 8, "taps": 1, "wide": 1, "stages": 3, "blocks": 1, **how})
+
+
+# name -> (schedule, function, shapes of its inputs)
+CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "3x3, bias and relu, ragged": (
+        cut(y=4, x=32, columns=16),
+        lambda x, w, b: F.relu(F.conv2d(x, w, b)),
+        ((2, 8, 9, 18), (12, 8, 3, 3), (12,)),
+    ),
+    "three channels, odd width, two blocks of columns": (
+        cut(y=8, x=16, columns=16, channels=3, taps=3),
+        lambda x, w: F.conv2d(x, w, padding=1),
+        ((1, 3, 8, 17), (20, 3, 3, 3)),
+    ),
+    "stride 2, residual": (
+        cut(y=4, x=32, columns=24, channels=16, stages=2),
+        lambda x, w, r: F.conv2d(x, w, stride=2, padding=2) * 0.5 + r,
+        ((1, 16, 9, 20), (24, 16, 5, 5), (1, 24, 5, 10)),
+    ),
+    "three axes, dilated": (
+        cut(z=2, y=4, x=16, columns=8, taps=3),
+        lambda x, w: F.conv3d(x, w, padding=(1, 0, 2), dilation=(1, 2, 1)),
+        ((1, 8, 3, 7, 12), (8, 8, 3, 3, 3)),
+    ),
+    "one axis, two rows of 64": (
+        cut(x=256, columns=16, wide=2),
+        lambda x, w: F.conv1d(x, w, dilation=3),
+        ((1, 8, 270), (16, 8, 5)),
+    ),
+    "groups of four channels": (
+        cut(y=4, x=32, columns=8, channels=4, taps=3),
+        lambda x, w: F.conv2d(x, w, groups=2, padding=1),
+        ((1, 8, 5, 16), (10, 4, 3, 3)),
+    ),
+    "1 x 1": (cut(x=128, columns=16, channels=16), lambda x, w: F.conv2d(x, w), ((1, 16, 12, 16), (16, 16, 1, 1))),
+    "transposed, stride 1": (cut(x=128, columns=8), lambda x, w: F.conv_transpose1d(x, w), ((1, 8, 140), (8, 8, 3))),
+    "transposed, stride 2, tanh": (
+        cut(y=8, x=16, columns=8),
+        lambda x, w, b: torch.tanh(F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1)),
+        ((1, 16, 7, 9), (16, 8, 3, 3), (8,)),
+    ),
+    "transposed, three axes, kernel 4": (
+        cut(z=2, y=4, x=16, columns=8, taps=2),
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=1),
+        ((1, 8, 2, 4, 9), (8, 8, 4, 4, 4)),
+    ),
+    "transposed, stride 5, dilated: outputs without a tap": (
+        cut(y=8, x=16, columns=8),
+        lambda x, w: F.conv_transpose2d(x, w, stride=5, padding=1, dilation=2),
+        ((1, 8, 5, 9), (8, 8, 3, 3)),
+    ),
+    "transposed, groups, classes apart along x": (
+        cut(x=128, columns=8),
+        lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1, dilation=3, groups=2),
+        ((1, 16, 70), (16, 4, 4)),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions_match_float64(name: str, tmp_path: Path) -> None:
+    schedule, function, shapes = CASES[name]
+    inputs = tuple(normal(*shape) for shape in shapes)
+    (got,) = run_on_cpu(island(function, inputs), schedule.proposal(), inputs, tmp_path)
+    eager, exact = function(*inputs), function(*(t.double() for t in inputs))
+    assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-5)
+
+
+@needs_compiler
+def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(tmp_path: Path) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
+
+    x, w = normal(1, 8, 7, 9), normal(8, 8, 3, 3)
+    x[0, 2, 3, 4], x[0, 0, 0, 0], x[0, 1, 6, 8] = float("nan"), float("inf"), float("-inf")
+    (got,) = run_on_cpu(island(function, (x, w)), cut(y=8, x=16, columns=8).proposal(), (x, w), tmp_path)
+    plain = function(x, w)
+    assert torch.equal(got.isnan(), plain.isnan())
+    assert torch.equal(got.isinf(), plain.isinf())
+
+
+@needs_nvrtc
+def test_every_proposal_becomes_machine_code_for_sm_90() -> None:
+    program = island(lambda x, w: F.gelu(F.conv_transpose2d(x, w, stride=2)), (normal(1, 16, 20, 24), normal(16, 8, 3, 3)))
+    proposals = propose(program, 90, ("conv",), most=3)
+    assert len(proposals) == 3
+    for proposal in proposals:
+        built = build(program, proposal, 90)
+        assert [step.symbol.partition("_")[0] for step in built.steps if isinstance(step, Launch)] == ["pack", "convolve"]
+
+
+def test_nothing_is_proposed_without_the_right_or_for_other_machines() -> None:
+    program = island(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
+    assert not propose(program, 90, ("matmul",))
+    assert not propose(program, 80, ("conv",))
+    assert propose(program, 90, ("conv",))
+
+
+def test_depthwise_convolutions_are_left_to_others() -> None:
+    program = island(lambda x, w: F.conv2d(x, w, groups=8), (normal(1, 8, 9, 9), normal(8, 1, 3, 3)))
+    assert not propose(program, 90, ("conv",))
+
+
+def test_nonsense_is_refused() -> None:
+    program = island(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
+    with pytest.raises(ProgramError, match="places"):
+        lower(program, cut(y=3, x=32, columns=8).proposal())
+    with pytest.raises(NotLowerableError, match="divide"):
+        lower(program, cut(y=4, x=32, columns=8, channels=5).proposal())

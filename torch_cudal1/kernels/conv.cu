@@ -1,0 +1,255 @@
+// Convolution of fp32 tensors as sums of small products on Hopper's tensor cores in TF32: two kernels, "pack" and "convolve", specialised
+// by -D constants and by the functions that the generator writes in place of CLASS_FUNCTIONS.
+//
+// pack rounds the weights to TF32 and lays them out as wgmma reads them: for each block's columns, slots of KS steps of 8 x BN.
+// convolve: a block has BM = TZ * TY * TX places of one image and BN columns. The input around those places (a box of BZ * BY * BX, of CB
+// channels at a time) goes into shared memory once, edges become zeros, and every tap reads it there at another offset: the input
+// passes the L2 once, whatever the kernel's size, and in the layout it has. The tensor core takes it from registers, rounded to TF32.
+//
+// "Places" q are output positions, or for a transposed convolution of stride P the positions q of the outputs P q + r of each class r: every
+// class is a convolution of stride 1 with some of the taps. Classes along x are computed together (NX > 1) where that needs no made-up
+// products, so that neighbours in memory are written at once; the others are blocks of their own.
+//
+// Constants: N, GROUPS, C and OC (of a group), CB (divides C), BO (columns of a class in a block, multiple of 8), NX, BN = NX * BO, OCB blocks
+// of columns; IZ, IY, IX and XS_N, XS_C, XS_Z, XS_Y of the input (1 along x); QZ, QY, QX places of a class, S_Z, S_Y, S_X input elements from one to the next;
+// OZ, OY, OX outputs, P_Z, P_Y, P_X outputs from one place to the next; TZ, TY, TX; MW rows of 64 a warpgroup, GROUPS_OF_4 warpgroups, BLOCKS of an SM;
+// LOW_Z, LOW_Y, LOW_X where the box begins beside the first place, BZ, BY, BX, PLANE >= BZ * BY * BX, VEC elements a copy moves; STEP_Z, STEP_Y, STEP_X
+// between taps; KX taps along x, ZG taps along z and y of a slot, KS; STAGES of weights, BOXES of input; ZERO (1: a plane of zeros); weights: WS_G, WS_OC, WS_C,
+// WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; PAIRS.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define THREADS (128 * GROUPS_OF_4)
+#define SLOT (KS * BN * 8)          // floats
+#define BOX ((CB + ZERO) * PLANE)
+#define TABLE (TAPS_ZY / ZG * KS * 4)  // pairs of offsets
+
+#ifndef EMULATED
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ u32 to_tf32(float x) {
+  u32 rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+  return rounded;
+}
+__device__ __forceinline__ void copy_some(float* to, const float* from, bool there) {  // VEC elements, or zeros
+#if VEC == 4
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 4 * VEC : 0), "n"(4 * VEC) : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_16(float* to, const float* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+extern __shared__ __align__(128) char memory[];
+
+// MULTIPLY<WIDTH, FIRST>(d, a, b): d[FIRST ...] += 64 x 8 of a times 8 x WIDTH of b
+MULTIPLY_DEFINITION
+#endif
+
+// what the taps of a class are: counts, first offset beside LOW, first index into the weights, slots before those of a class
+CLASS_FUNCTIONS
+
+template <class T> __device__ __forceinline__ T where(bool c, T x, T y) { return c ? x : y; }
+__device__ __forceinline__ float absolute(float x) { return fabsf(x); }
+__device__ __forceinline__ int absolute(int x) { return x < 0 ? -x : x; }
+__device__ __forceinline__ i64 absolute(i64 x) { return x < 0 ? -x : x; }
+__device__ __forceinline__ float nan_max(float x, float y) { return x != x || y != y ? x + y : fmaxf(x, y); }
+__device__ __forceinline__ float nan_min(float x, float y) { return x != x || y != y ? x + y : fminf(x, y); }
+template <class T> __device__ __forceinline__ T nan_max(T x, T y) { return x > y ? x : y; }
+template <class T> __device__ __forceinline__ T nan_min(T x, T y) { return x < y ? x : y; }
+
+// tail(x, row, column, ...) and place(row, column); rows are (n, z, y, x) of the output, columns its channels
+TAIL_DEFINITION
+
+extern "C" __global__ void __launch_bounds__(256) PACK(const float* weights, float* packed) {
+  const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (at >= (i64)GROUPS * OCB * SLOTS * SLOT) return;
+  const int inside = (int)(at % SLOT);
+  int slot = (int)(at / SLOT % SLOTS);
+  const int block = (int)(at / SLOT / SLOTS), group = block / OCB;
+  int kind = 0;
+#pragma unroll 1
+  while (kind + 1 < CLASSES && slot >= slots_before(kind + 1)) ++kind;
+  slot -= slots_before(kind);
+  const int rz = kind / (CLASS_Y * CLASS_X), ry = kind / CLASS_X % CLASS_Y, many = z_count(rz) * y_count(ry) / ZG;
+  const int k = inside / (BN * 8) * 8 + inside % 64 / 32 * 4 + inside % 4, n = inside % (BN * 8) / 64 * 8 + inside % 32 / 4;
+  const int zy = slot % many * ZG + k / (KX * CB), c = slot / many * CB + k % CB;
+  const int rx = NX > 1 ? n / BO : kind % CLASS_X, x = k / CB % KX - (NX > 1 ? x_first(rx) : 0), oc = block % OCB * BO + n % BO;
+  float value = 0.0f;
+  if (k < ZG * KX * CB && x >= 0 && x < x_count(rx) && oc < OC) {
+    const int z = zy / y_count(ry), y = zy % y_count(ry);
+    value = __ldg(weights + group * WS_G + oc * WS_OC + c * WS_C + (z_index(rz) + z * WK_Z) * WS_Z + (y_index(ry) + y * WK_Y) * WS_Y +
+                  (x_index(rx) + x * WK_X) * WS_X);
+  }
+  packed[at] = __uint_as_float(to_tf32(value));
+}
+
+struct Tile {
+  int image, group, columns, kind, z, y, x;  // the first place; `columns`: which block of them
+};
+
+__device__ __forceinline__ Tile tile_of(int block) {  // blocks that read the same input are neighbours
+  Tile t;
+  t.columns = block % OCB, block /= OCB;
+  t.kind = block % CLASSES, block /= CLASSES;
+  t.x = block % ((QX + TX - 1) / TX) * TX, block /= (QX + TX - 1) / TX;
+  t.y = block % ((QY + TY - 1) / TY) * TY, block /= (QY + TY - 1) / TY;
+  t.z = block % ((QZ + TZ - 1) / TZ) * TZ, block /= (QZ + TZ - 1) / TZ;
+  t.group = block % GROUPS, t.image = block / GROUPS;
+  return t;
+}
+
+__device__ __forceinline__ void fetch_box(float* box, const float* x, const Tile& t) {  // x: the first channel
+  const int z0 = t.z * S_Z + LOW_Z, y0 = t.y * S_Y + LOW_Y, x0 = t.x * S_X + LOW_X;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < CB * BZ * BY * (BX / VEC); i += THREADS) {
+    const int ix = i % (BX / VEC) * VEC, row = i / (BX / VEC), iy = row % BY, iz = row / BY % BZ, c = row / (BY * BZ);
+    const int gz = z0 + iz, gy = y0 + iy, gx = x0 + ix;
+    const bool there = (unsigned)gz < IZ && (unsigned)gy < IY && (unsigned)gx < IX;
+    copy_some(box + c * PLANE + (iz * BY + iy) * BX + ix, there ? x + c * XS_C + gz * XS_Z + gy * XS_Y + gx : x, there);
+  }
+}
+
+__device__ __forceinline__ void fetch_weights(float* to, const float* from) {
+#pragma unroll 1
+  for (int i = threadIdx.x * 4; i < SLOT; i += THREADS * 4) copy_16(to + i, from + i);
+}
+
+__device__ __forceinline__ u64 descriptor(u32 address) {  // K-major without swizzle: 128 bytes along k, 256 from one group of 8 columns to the next
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(128 >> 4) << 16 | (u64)(256 >> 4) << 32;
+}
+
+// Where in the box the 8 of k of each step are, two for each of 4 lanes; what does not exist is in the plane of zeros
+__device__ __forceinline__ void write_table(int2* table, int kind) {
+  const int rz = kind / (CLASS_Y * CLASS_X), ry = kind / CLASS_X % CLASS_Y, rx = kind % CLASS_X, many = y_count(ry);
+  for (int i = threadIdx.x; i < TABLE; i += THREADS) {
+    int found[2];
+    for (int half = 0; half < 2; ++half) {
+      const int k = i / 4 % KS * 8 + half * 4 + i % 4, zy = i / 4 / KS * ZG + k / (KX * CB), x = k / CB % KX, c = k % CB;
+      const bool real = k < ZG * KX * CB && zy < z_count(rz) * many && (NX > 1 || x < x_count(rx));
+      const int z = many ? zy / many : 0, y = many ? zy % many : 0;
+      const int at = c * PLANE + ((z_low(rz) + z * STEP_Z) * BY + y_low(ry) + y * STEP_Y) * BX + X_SHIFT + (NX > 1 ? 0 : x_low(rx)) + x * STEP_X;
+      found[half] = real ? at : CB * PLANE;
+    }
+    table[i] = make_int2(found[0], found[1]);
+  }
+}
+
+__device__ __forceinline__ void read_input(u32 (&a)[MW][4], const float* box, const int (&rows)[MW][2], int2 k) {
+#pragma unroll
+  for (int i = 0; i < MW; ++i) {
+    a[i][0] = to_tf32(box[rows[i][0] + k.x]);
+    a[i][1] = to_tf32(box[rows[i][1] + k.x]);
+    a[i][2] = to_tf32(box[rows[i][0] + k.y]);
+    a[i][3] = to_tf32(box[rows[i][1] + k.y]);
+  }
+}
+
+// step<S>(sum, a, weights): which columns step S of a slot has; written by the generator
+STEP_DEFINITION
+
+template <int S>
+__device__ __forceinline__ void steps(float (&sum)[ACC], u32 (&a)[2][MW][4], const float* box, const int (&rows)[MW][2], const int2* table, u64 weights) {
+  fence_wgmma();
+  step<S>(sum, a[S % 2], weights + S * (BN * 32 / 16));
+  commit_wgmma();
+  if (S > 0) wait_wgmma<1>();  // what step S - 1 read may be written over
+  if constexpr (S + 1 < KS) {
+    read_input(a[(S + 1) % 2], box, rows, table[(S + 1) * 4]);
+    steps<S + 1>(sum, a, box, rows, table, weights);
+  }
+}
+
+__device__ __forceinline__ void store(const float (&sum)[ACC], float* result, const Tile& t TAIL_PARAMETERS) {
+  const int at = threadIdx.x, quad = at % 4, first = at / 128 * (64 * MW) + at % 128 / 32 * 16 + at % 32 / 4;
+  const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, rx = t.kind % CLASS_X;
+#pragma unroll
+  for (int i = 0; i < 2 * MW; ++i) {
+    const int m = first + i / 2 * 64 + i % 2 * 8;
+    const int z = (t.z + m / (TX * TY)) * P_Z + rz, y = (t.y + m / TX % TY) * P_Y + ry, x = (t.x + m % TX) * P_X + rx;
+    if (z >= OZ || y >= OY || x >= OX) continue;
+    const INDEX row = (((INDEX)t.image * OZ + z) * OY + y) * OX + x;
+#pragma unroll
+    for (int j = 0; j < BO / 4; ++j) {
+      const int inside = j / 2 * 8 + 2 * quad + j % 2, oc = t.columns * BO + inside, column = t.group * OC + oc;
+      if (oc >= OC) continue;
+      float made[NX];
+#pragma unroll
+      for (int r = 0; r < NX; ++r)
+        made[r] = x + r < OX ? tail(sum[i / 2 * (BN / 2) + (r * BO / 8 + j / 2) * 4 + i % 2 * 2 + j % 2], row + r, column TAIL_ARGUMENTS) : 0.0f;
+      if (PAIRS && NX == 2) {
+        *reinterpret_cast<float2*>(result + place(row, column)) = make_float2(made[0], made[NX - 1]);
+        continue;
+      }
+#pragma unroll
+      for (int r = 0; r < NX; ++r)
+        if (x + r < OX) result[place(row + r, column)] = made[r];
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const float* x, const float* packed, float* result TAIL_PARAMETERS) {
+  int2* table = reinterpret_cast<int2*>(memory);
+  float* boxes = reinterpret_cast<float*>(memory + (TABLE * 8 + 127) / 128 * 128);
+  float* slots = boxes + BOXES * BOX;
+  const Tile t = tile_of(blockIdx.x);
+  const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, many = z_count(rz) * y_count(ry) / ZG;
+  const int all = C / CB * many;
+  x += t.image * (i64)XS_N + t.group * C * (i64)XS_C;
+  packed += ((i64)(t.group * OCB + t.columns) * SLOTS + slots_before(t.kind)) * SLOT;
+  write_table(table, t.kind);
+  if (ZERO)
+    for (int i = threadIdx.x; i < BOXES * PLANE; i += THREADS) boxes[i / PLANE * BOX + CB * PLANE + i % PLANE] = 0.0f;
+  int next = 0, chunk = 0, tap = 0;  // of what is fetched
+  auto fetch = [&] {
+    if (next < all) {
+      if (tap == 0) fetch_box(boxes + chunk % BOXES * BOX, x + chunk * (i64)(CB * XS_C), t);
+      fetch_weights(slots + next % STAGES * SLOT, packed + (i64)next * SLOT);
+      if (++tap == many) tap = 0, ++chunk;
+      ++next;
+    }
+    commit_copies();
+  };
+#pragma unroll 1
+  for (int i = 0; i < STAGES - 1; ++i) fetch();
+  int rows[MW][2];
+#pragma unroll
+  for (int i = 0; i < 2 * MW; ++i) {
+    const int m = threadIdx.x / 128 * (64 * MW) + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8;
+    rows[i / 2][i % 2] = (m / (TX * TY) * S_Z * BY + m / TX % TY * S_Y) * BX + m % TX * S_X;
+  }
+  float sum[ACC];
+#pragma unroll
+  for (int i = 0; i < ACC; ++i) sum[i] = 0.0f;
+  int at_chunk = 0, at_tap = 0;
+#pragma unroll 1
+  for (int slot = 0; slot < all; ++slot) {
+    wait_copies<STAGES - 2>();
+    show_to_wgmma();
+    __syncthreads();  // all copies of the slot are there, and everybody has left the slot before it
+    fetch();
+    const float* box = boxes + at_chunk % BOXES * BOX;
+    const int2* entries = table + at_tap * (KS * 4) + threadIdx.x % 4;
+    u32 a[2][MW][4];
+    read_input(a[0], box, rows, entries[0]);
+    steps<0>(sum, a, box, rows, entries, descriptor(shared_address(slots + slot % STAGES * SLOT)));
+    wait_wgmma<0>();
+    if (++at_tap == many) at_tap = 0, ++at_chunk;
+  }
+  store(sum, result, t TAIL_ARGUMENTS);
+}
