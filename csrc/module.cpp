@@ -11,6 +11,7 @@
 
 #include "fast.h"
 #include "guard.h"
+#include "pages.h"
 #include "plan_type.h"
 #include "replay.h"
 #include "signature.h"
@@ -39,10 +40,10 @@ PyMODINIT_FUNC PyInit__native() {
   THPObjectPtr module(PyModule_Create(&definition));
   if (!module) return nullptr;
   if (!cudal1::add_guard_type(module) || !cudal1::add_plan_type(module) || !cudal1::add_replay_type(module) ||
-      !cudal1::add_timer_type(module) || !cudal1::add_fast_path(module))
+      !cudal1::add_timer_type(module) || !cudal1::add_fast_path(module) || !cudal1::add_pages(module))
     return nullptr;
   if (PyModule_AddStringConstant(module, "TORCH_VERSION", TORCH_VERSION) < 0) return nullptr;
-  if (PyModule_AddIntConstant(module, "INTERFACE", 2) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
+  if (PyModule_AddIntConstant(module, "INTERFACE", 4) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
   if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) return nullptr;
   return module.release();
 }

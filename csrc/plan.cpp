@@ -6,6 +6,7 @@
 #include <string>
 
 #include "fresh.h"
+#include "pages.h"
 
 namespace cudal1 {
 
@@ -101,6 +102,7 @@ Values Plan::run(Values&& given) const {
   values.resize(value_count);
   {
     const OnDevice on(device);
+    const HugePages pages(device.is_cpu());
     // Without gradients the autograd layer of every operator does nothing but cost time.
     std::optional<at::AutoDispatchBelowAutograd> below;
     if (!c10::GradMode::is_enabled()) below.emplace();

@@ -21,6 +21,7 @@ from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
 from torch_cudal1.program.operator import register, run_operator
+from torch_cudal1.program.pages import in_huge_pages
 from torch_cudal1.program.random_graph import RandomGraph, refuse_host_numbers
 
 __all__ = ["build", "to_fx"]
@@ -53,6 +54,8 @@ def build(
         runner = prepare(program, device)
     else:
         runner = _inductor(program, device, _AUTOTUNE | dict(options or {}) if base == "max-autotune" else dict(options or {}))
+        if device.type == "cpu":
+            runner = in_huge_pages(runner)
     if not graph:
         return runner
     return (RandomGraph if is_random_program(program) else GraphedRunner)(runner, frozenset(static), device)
