@@ -20,6 +20,7 @@ from torch_cudal1.island_race import fastest_right, rights_of
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
+from torch_cudal1.search import search
 from torch_cudal1.settings import Settings
 
 PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
@@ -39,7 +40,7 @@ def checked(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
     return Verdict((Check("numerics", False, detail="an error of 9x eager's"),)) if wrong else PASSED
 
 
-def built(region: Region, proposals: list[Proposal], job: judge.Job, target: Target) -> tuple[Candidate, ...]:
+def built(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate, ...]:
     return tuple(Candidate(region.program, "eager", "kernels", ("gemm", str(p.config["name"]))) for p in proposals)
 
 
@@ -49,6 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
     monkeypatch.setattr(island_kernels, "PROPOSALS", len(PROPOSED))
     monkeypatch.setattr(judge, "build", built)
+    monkeypatch.setattr(judge, "begin", lambda job: None)
     monkeypatch.setattr(judge, "heat", raced)
     monkeypatch.setattr(judge, "check", checked)
     here = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
@@ -66,7 +68,7 @@ def job_at(place: Place) -> judge.Job:
     return judge.Job(place.settings, place.contract, torch.device("cpu"), (torch.randn(4, 8),))
 
 
-def search(place: Place, deadline: float = float("inf")) -> IslandKernels:
+def kernels_of(place: Place, deadline: float = float("inf")) -> IslandKernels:
     return IslandKernels(place, job_at(place), deadline, functools.partial(pipeline._remember, place))
 
 
@@ -75,17 +77,17 @@ def around_products(whole: Region) -> tuple[Island, ...]:
 
 
 def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(place: Place, whole: Region) -> None:
-    best, reasons = fastest_right(whole, PROPOSED, place, job_at(place), deadline=float("inf"))
+    best, reasons = fastest_right(whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf"))
     assert best is not None
     assert best.techniques == ("gemm", "best")
     assert [reason.reason for reason in reasons] == ["does not load", "takes 110.0 us, eager 100.0 us", "an error of 9x eager's"]
 
 
 def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(place: Place, whole: Region) -> None:
-    found, _ = search(place).found(around_products(whole))
+    found, _ = kernels_of(place).found(around_products(whole))
     assert [techniques for _, techniques in found.values()] == [("gemm", "wrong")]
     assert "entries_reused" not in observe.report().counters
-    again, _ = search(place).found(around_products(whole))
+    again, _ = kernels_of(place).found(around_products(whole))
     assert again.keys() == found.keys()
     assert "entries_reused" not in observe.report().counters
 
@@ -95,7 +97,7 @@ def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Pl
         layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)).eval()
         (region,) = captured_regions(layers, (torch.randn(4, 8),))
     for _ in range(2):
-        found, _ = search(place).found(around_products(region))
+        found, _ = kernels_of(place).found(around_products(region))
         assert [techniques for _, techniques in found.values()] == [("gemm", "best")] * 3
     assert observe.report().counters["entries_reused"] == 3
 
@@ -105,12 +107,12 @@ def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, mon
     monkeypatch.setattr(
         judge, "build", lambda *given: (monkeypatch.setattr(time, "monotonic", lambda: begin + 9e9), built(*given))[1]
     )
-    found, reasons = search(place, begin + 1e9).found(around_products(whole))
+    found, reasons = kernels_of(place, begin + 1e9).found(around_products(whole))
     assert found == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     monkeypatch.setattr(time, "monotonic", lambda: begin)
     monkeypatch.setattr(judge, "build", built)
-    assert search(place).found(around_products(whole))[0]
+    assert kernels_of(place).found(around_products(whole))[0]
 
 
 def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place) -> None:
@@ -118,7 +120,9 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
         (region,) = captured_regions(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),))
     there = replace(place, device=torch.device("cuda"))
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
-    found = list(pipeline._candidates(region, None, there, ranking, job_at(place), float("inf")))
+    found = list(
+        search(region, there, job_at(place), float("inf"), functools.partial(pipeline._remember, there)).candidates(ranking)
+    )
     first = next(one for one in found if isinstance(one, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 

@@ -20,6 +20,7 @@ from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
+from torch_cudal1.search import Search, search
 from torch_cudal1.settings import Settings
 
 CPU = torch.device("cpu")
@@ -155,15 +156,19 @@ def on_gpu(place, monkeypatch):
     return replace(place, target=target), built
 
 
-def search(place: Place, job: judge.Job) -> IslandKernels:
+def kernels_of(place: Place, job: judge.Job) -> IslandKernels:
     return IslandKernels(place, job, float("inf"), functools.partial(pipeline._remember, place))
+
+
+def begun(region: Region, place: Place, job: judge.Job) -> Search:
+    return search(region, place, job, float("inf"), functools.partial(pipeline._remember, place))
 
 
 def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
     place, built = on_gpu
     region = region_of(Islands(), torch.randn(4, 8))
     job = judge.Job(place.settings, place.contract, CPU)
-    found, refused = search(place, job).found(partition(region).islands)
+    found, refused = kernels_of(place, job).found(partition(region).islands)
     assert len(found) == len(partition(region).islands) == 2
     assert (len(built), refused) == (1, [])
     program = splice(region.program, {island: callee for island, (callee, _) in found.items()})
@@ -171,7 +176,7 @@ def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
     assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
 
     other = region_of(nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 3))
-    again, _ = search(place, job).found(partition(other).islands)
+    again, _ = kernels_of(place, job).found(partition(other).islands)
     assert (len(again), len(built)) == (1, 1)
     assert observe.report().counters["entries_reused"] == 1
 
@@ -180,7 +185,7 @@ def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     place, _ = on_gpu
     whole = region_of(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
     job = judge.Job(place.settings, place.contract, CPU)
-    assert search(place, job).found(partition(whole).islands)[0]
+    assert kernels_of(place, job).found(partition(whole).islands)[0]
     choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
     assert (choice.entry, choice.swapped) == (None, False)
 
@@ -217,7 +222,7 @@ def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     place, built = on_gpu
     there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without))
     ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    found = list(pipeline._candidates(whole, None, there, ranking, judge.Job(there.settings, there.contract, CPU), float("inf")))
+    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking))
     assert (bool(found), bool(built)) == (proposed, proposed)
 
 

@@ -1,30 +1,35 @@
 """Kernels for the islands of a model: which to take, how much is asked of each, and what the cache remembers of it.
 
 Whether a kernel pays is asked of the whole model, where it will run: alone, an island's time is its launch, and inside a model
-Inductor may have fused it with its neighbours. Of a matrix product's kernels the fastest is taken, which a heat tells.
+Inductor may have fused it with its neighbours. Of a matrix product's or a convolution's kernels the fastest is taken, which a heat
+tells.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeAlias
 
 from torch_cudal1 import judge, kernels, observe
 from torch_cudal1.admission import is_untimed
 from torch_cudal1.graph.partition import Island
-from torch_cudal1.island_race import PROPOSALS, fastest_right, rights_of
+from torch_cudal1.island_race import PROPOSALS, RACED, fastest_right, rights_of
 from torch_cudal1.place import Place
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Region, Rejected
-from torch_cudal1.source.resolve import resolve
+from torch_cudal1.source.resolve import Hit, resolve
 
-__all__ = ["IslandKernels", "Replaced", "techniques_of"]
+__all__ = ["IslandKernels", "Remember", "Replaced", "techniques_of"]
 
 Replaced: TypeAlias = Mapping[Island, tuple[Program, tuple[str, ...]]]
+Built: TypeAlias = tuple[Candidate | Rejected, ...]
 Remember: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], None]
 
+_COMPILERS = 2  # processes at work beside the race of the baselines
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
 _TRUSTED_TO_THE_WHOLE = 2  # so many different products are checked in the whole only; of more, a bad one must be told apart
 
@@ -38,6 +43,13 @@ class IslandKernels:
     deadline: float
     remember: Remember
     known: dict[str, Candidate | None] = field(default_factory=dict)
+    building: dict[str, Future[Built]] = field(default_factory=dict)
+
+    def begin(self, islands: Sequence[Island]) -> None:
+        """Start compiling the proposals for `islands`, each region's once, in the background."""
+        for region in {island.region.key: island.region for island in islands}.values():
+            if self._stored(region) is None and (proposals := self._proposals(region)):
+                self.building[region.key] = _threads().submit(judge.build, region, proposals, self.job, self.place.target)
 
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
         """A kernel for each island that a template serves, and why others are not taken."""
@@ -55,25 +67,39 @@ class IslandKernels:
 
     def _kernel(self, region: Region, *, checked: bool) -> tuple[Candidate | None, list[Rejected]]:
         """The first proposal that builds and is right; of a product, the fastest. A checked one the cache knows for every model."""
-        hit = resolve(region, self.place.sources, self.place.target, self.place.contract).hit
+        hit = self._stored(region)
         if hit is not None and hit.stale is None and is_untimed(hit.entry):
             observe.count("entries_reused")
             return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
-        arch = int(self.place.target.arch.removeprefix("sm_"))
-        proposals = kernels.propose(region.program, arch, rights_of(self.place))
-        if any(proposal.family == "gemm" for proposal in proposals):
-            kernel, reasons = fastest_right(region, proposals[:PROPOSALS], self.place, self.job, self.deadline, checked=checked)
+        proposals = self._proposals(region)
+        if any(proposal.family in RACED for proposal in proposals):
+            kernel, reasons = fastest_right(
+                region, self._built(region, proposals), self.place, self.job, self.deadline, checked=checked
+            )
         else:
             checked = True
-            kernel, reasons = self._first_right(region, proposals[:_PROPOSALS_PER_ISLAND])
+            kernel, reasons = self._first_right(region, proposals)
         spent = any(reason.detector == "budget" for reason in reasons)
         if proposals and checked and not spent and (hit is None or not hit.vouched_by):
             self.remember(region, kernel, reasons)
         return kernel, reasons
 
+    def _stored(self, region: Region) -> Hit | None:
+        return resolve(region, self.place.sources, self.place.target, self.place.contract).hit
+
+    def _proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
+        found = kernels.propose(region.program, int(self.place.target.arch.removeprefix("sm_")), rights_of(self.place))
+        return found[: PROPOSALS if any(proposal.family in RACED for proposal in found) else _PROPOSALS_PER_ISLAND]
+
+    def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
+        begun = self.building.pop(region.key, None)
+        if begun is not None:
+            return begun.result()
+        return judge.build(region, proposals, self.job, self.place.target) if proposals else ()
+
     def _first_right(self, region: Region, proposals: Sequence[kernels.Proposal]) -> tuple[Candidate | None, list[Rejected]]:
         reasons: list[Rejected] = []
-        for built in judge.build(region, proposals, self.job, self.place.target) if proposals else ():
+        for built in self._built(region, proposals):
             if isinstance(built, Rejected):
                 reasons.append(built)
                 continue
@@ -91,3 +117,9 @@ class IslandKernels:
 def techniques_of(replaced: Replaced) -> tuple[str, ...]:
     """The techniques of all kernels, each once."""
     return tuple(sorted({name for _, names in replaced.values() for name in names}))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Compilers beside the search. They live as long as the process: the kernel ends a child with the thread that started it."""
+    return ThreadPoolExecutor(_COMPILERS, "cudal1-compilers")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -22,14 +22,12 @@ import torch
 from torch_cudal1 import judge, observe
 from torch_cudal1.admission import STRANGER, is_baseline, known_candidates, refusal, tell_refusals
 from torch_cudal1.errors import CacheMissError, SandboxError
-from torch_cudal1.graph.partition import Island, is_product, partition, splice
-from torch_cudal1.graph.propose import Variant, product_islands, rewritten
-from torch_cudal1.island_kernels import IslandKernels, techniques_of
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import SCHEDULES, Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
+from torch_cudal1.records import Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
+from torch_cudal1.search import fastest_first, search
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.alias_file import call_name
 from torch_cudal1.source.builtin import compose
@@ -122,15 +120,15 @@ def tune(
     """
     observe.count("regions_tuned")
     say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
-    variant = _rewritten(region, place)
-    pays = variant is not None and variant.pays
-    if (region.kind != "inference" or _draws_on_host(region, place)) and not pays and not known:
+    job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
+    space = search(region, place, job, deadline, functools.partial(_remember, place))
+    if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
-    job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
+    judge.begin(job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
-    candidates = itertools.chain(known, _candidates(region, variant, place, ranking, job, deadline))
+    candidates = itertools.chain(known, space.candidates(ranking))
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
 
 
@@ -153,7 +151,7 @@ def tune_with(
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
-    candidates = compose(programs, _fastest_first(ranking), origin=origin)
+    candidates = compose(programs, fastest_first(ranking), origin=origin)
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
 
 
@@ -285,65 +283,6 @@ def _schedules(place: Place) -> list[Schedule]:
         "max-autotune": "max-autotune+graph",
     }
     return bases + [graphs[base] for base in bases] if place.device.type == "cuda" and "graphs" not in without else bases
-
-
-def _rewritten(region: Region, place: Place) -> Variant | None:
-    if region.granularity != "whole" or "rewrites" in place.settings.without:
-        return None
-    return rewritten(region, assume_finite=place.contract.assume_finite)
-
-
-def _fastest_first(ranking: judge.Ranking) -> list[Schedule]:
-    """Schedules for candidates. Of those as fast as the fastest, compiled ones come first: a rewrite leaves element-wise chains."""
-    ran = [name for name in SCHEDULES if name in ranking.medians_us]
-    least = min(ranking.medians_us.values(), default=0.0) * _TIE
-    return sorted(ran, key=lambda name: (max(least, ranking.medians_us[name]), name.startswith("eager")))
-
-
-def _candidates(
-    region: Region,
-    variant: Variant | None,
-    place: Place,
-    ranking: judge.Ranking,
-    job: judge.Job,
-    deadline: float,
-) -> Iterator[Candidate | Rejected]:
-    """The most promising first: kernels for products where these are most of the time, then rewritten forms, which cost nothing to
-    build, then the same with kernels in all islands. A rewrite that pays nothing by itself still makes better islands.
-    """
-    schedules, worth = _fastest_first(ranking), [variant] if variant is not None and variant.pays else []
-    rewrites = [(one.program, one.techniques) for one in worth]
-    if (
-        place.device.type != "cuda"
-        or region.kind != "inference"
-        or region.granularity != "whole"
-        or "kernels" in place.settings.without
-        or is_random_program(region.program)  # the judge compares values: nothing but baselines can be trusted with those
-    ):
-        yield from compose(rewrites, schedules)
-        return
-    base = Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
-    before = variant.techniques if variant else ()
-    search = IslandKernels(place, job, deadline, functools.partial(_remember, place))
-    dense = product_islands(base)
-    if dense:
-        yield from _spliced(base, before, dense, search, schedules)
-    yield from compose(rewrites, schedules)
-    for products in (False, True):
-        islands = partition(base, products=products).islands
-        if not products or any(is_product(step) for island in islands for step in island.region.program.steps):
-            yield from _spliced(base, before, islands, search, schedules)
-
-
-def _spliced(
-    base: Region, before: tuple[str, ...], islands: Sequence[Island], search: IslandKernels, schedules: Sequence[Schedule]
-) -> Iterator[Candidate | Rejected]:
-    """`base` with a kernel in each of `islands` that has one."""
-    replaced, refused = search.found(islands)
-    yield from refused
-    if replaced:
-        program = splice(base.program, {island: callee for island, (callee, _) in replaced.items()})
-        yield from compose([(program, before + techniques_of(replaced))], schedules)
 
 
 def _remember(place: Place, region: Region, kernel: Candidate | None, reasons: Sequence[Rejected]) -> None:

@@ -3,7 +3,7 @@
 `court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business.
 """
 
-from torch_cudal1.judge.court import Job, Judgement, Ranking, build, check, evidence, judge, rank_baselines, tried
+from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
 from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.judge.warm import kept_warm
@@ -13,6 +13,7 @@ __all__ = [
     "Job",
     "Judgement",
     "Ranking",
+    "begin",
     "build",
     "check",
     "conservative",

@@ -33,7 +33,8 @@ from torch_cudal1.judge.timed import Timed, time_slots
 from torch_cudal1.judge.transport import read_program, write_payloads
 from torch_cudal1.judge.trial import Book, Trial
 from torch_cudal1.judge.validate import validate
-from torch_cudal1.judge.warm import lent
+from torch_cudal1.judge.warm import begin as begin_child
+from torch_cudal1.judge.warm import fresh, lent
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import (
@@ -55,7 +56,7 @@ from torch_cudal1.settings import Settings
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
-__all__ = ["Job", "Judgement", "Ranking", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
+__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _RACE_BUDGET_S = 10.0
 _RANDOM_SEED = 20_260_101
@@ -107,6 +108,11 @@ class Judgement:
     def timing(self) -> Timing | None:
         """The measurement, None if it was never reached."""
         return self.decision.timing
+
+
+def begin(job: Job) -> None:
+    """Start a process for a later question in the background. To be called inside `kept_warm()`, as early as can be."""
+    begin_child(limits_for(job.settings, job.device), job.contract)
 
 
 def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
@@ -280,7 +286,7 @@ def _timed(trial: Trial, ranking: Ranking, job: Job) -> Timed:
 
 def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Timed:
     """The same in a process that has run nothing else. Raises CandidateFailure."""
-    with Child(limits_for(job.settings, job.device, trust=job.trust), job.contract) as child:
+    with fresh(limits_for(job.settings, job.device, trust=job.trust), job.contract) as child:
         trial = _trial(region, candidate, job, child)
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)

@@ -3,21 +3,26 @@
 Inside `kept_warm()` a child that answered well is cleared and lent again, to own code under the same limits and contract only; what
 strangers wrote always gets a process of its own. A child in which machine code went wrong is not kept: what else it wrote to is
 unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermost one ends no child is left.
+
+`begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks for one of its kind.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeAlias
 
 from torch_cudal1 import observe
+from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.limits import Limits
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 
-__all__ = ["kept_warm", "lent"]
+__all__ = ["begin", "fresh", "kept_warm", "lent"]
 
 _Kind: TypeAlias = tuple[Limits, Contract]
 
@@ -28,6 +33,7 @@ class _Store(threading.local):
     def __init__(self) -> None:
         self.depth = 0
         self.idle: dict[_Kind, Child] = {}
+        self.coming: dict[_Kind, list[Future[Child]]] = {}
 
 
 _STORE = _Store()
@@ -44,6 +50,24 @@ def kept_warm() -> Iterator[None]:
         if not _STORE.depth:
             while _STORE.idle:
                 _STORE.idle.popitem()[1].close()
+            for futures in _STORE.coming.values():
+                for future in futures:
+                    future.add_done_callback(_unwanted)
+            _STORE.coming.clear()
+
+
+def begin(limits: Limits, contract: Contract) -> None:
+    """Start a child of that kind in the background. Does nothing outside `kept_warm()`, where nobody would end it."""
+    if _STORE.depth and limits.trust == "own":
+        starting = _threads(limits.gpu).submit(Child, limits, contract)
+        _STORE.coming.setdefault((limits, contract), []).append(starting)
+
+
+@contextmanager
+def fresh(limits: Limits, contract: Contract) -> Iterator[Child]:
+    """A child that has run nothing, and runs nothing after the body; one that `begin` has started if there is one."""
+    with _begun((limits, contract)) or Child(limits, contract) as child:
+        yield child
 
 
 @contextmanager
@@ -55,7 +79,7 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
     if limits.trust != "own":
         raise ValueError("a child is lent to code of our own; what strangers wrote gets a process of its own")
     kind = (limits, contract)
-    child = _cleared(_STORE.idle.pop(kind, None)) or Child(limits, contract)
+    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or Child(limits, contract)
     try:
         yield child
     except BaseException:
@@ -78,3 +102,28 @@ def _cleared(child: Child | None) -> Child | None:
         return None
     observe.count("children_reused")
     return child
+
+
+def _begun(kind: _Kind) -> Child | None:
+    """A child that was started in the background, once it is there; None if none was, or none could be."""
+    futures = _STORE.coming.get(kind)
+    if not futures:
+        return None
+    try:
+        return futures.pop(0).result()
+    except SandboxError:
+        return None  # who asks starts one, and is told the reason where that fails too
+
+
+def _unwanted(future: Future[Child]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+@cache
+def _threads(gpu: bool) -> ThreadPoolExecutor:
+    """One thread starts children with a GPU, one those without: what the first finds out about the machine serves the next.
+
+    They live as long as the process: the kernel ends a child with the thread that started it.
+    """
+    return ThreadPoolExecutor(1, f"cudal1-children-{'gpu' if gpu else 'cpu'}")

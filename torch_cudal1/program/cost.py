@@ -17,7 +17,7 @@ from torch_cudal1.program.execute import interpret, skip_launch
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate"]
+__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate", "is_view"]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,14 @@ ROOFLINES = {"cpu": Roofline(1e11, 2e10, 2e-6), "cuda": Roofline(5e13, 4e12, 4e-
 def estimate(program: Program) -> Cost:
     """The cost of `program`. Shapes come from fake tensors: nothing is allocated."""
     specs = value_specs(program)
-    working = [step for step in program.steps if not _is_view(step)]
+    working = [step for step in program.steps if not is_view(step)]
     moved = sum(specs[i].size_bytes for step in working for i in (*used_values(step), *step_outs(step)) if i in specs)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
     return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends), len(working))
 
 
-def _is_view(step: Step) -> bool:
+def is_view(step: Step) -> bool:
+    """Whether it moves nothing: an ATen operator whose result is its operand's memory."""
     return isinstance(step, Aten) and any(result.alias_info is not None for result in overload(step.target)._schema.returns)
 
 

@@ -1,0 +1,104 @@
+"""What is tried for a region, the most promising first: rewrites, kernels in its islands, each under the best schedules.
+
+Kernels for the products that are most of a region's work are compiled in the background from the moment a search begins, while the
+baselines are raced. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch_cudal1 import judge
+from torch_cudal1.graph.partition import Island, is_product, partition, splice
+from torch_cudal1.graph.propose import Variant, product_islands, rewritten
+from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
+from torch_cudal1.place import Place
+from torch_cudal1.program.check import is_random_program
+from torch_cudal1.program.cost import is_view
+from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
+from torch_cudal1.source.builtin import compose
+
+__all__ = ["Search", "fastest_first", "search"]
+
+_TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
+
+
+@dataclass(frozen=True)
+class Search:
+    """What may be tried: the rewritten form, `dense` islands around products that dominate, kernels (None: none serves here)."""
+
+    region: Region
+    variant: Variant | None
+    dense: tuple[Island, ...] = ()
+    kernels: IslandKernels | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether the rewritten form is worth judging by itself."""
+        return self.variant is not None and self.variant.pays
+
+    @property
+    def base(self) -> Region:
+        """What kernels are made for: a rewrite that pays nothing by itself still makes better islands."""
+        one, variant = self.region, self.variant
+        return Region(variant.program, one.roles, one.kind, one.granularity, one.name) if variant else one
+
+    def candidates(self, ranking: judge.Ranking) -> Iterator[Candidate | Rejected]:
+        """Kernels for products where these are most of the time, then rewritten forms, which cost nothing to build, then the same
+        with kernels in all islands.
+        """
+        schedules = fastest_first(ranking)
+        rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
+        if self.kernels is None:
+            yield from compose(rewrites, schedules)
+            return
+        if self.dense:
+            yield from self._spliced(self.dense, self.kernels, schedules)
+        yield from compose(rewrites, schedules)
+        for products in (False, True):
+            islands = partition(self.base, products=products).islands
+            if not products or any(is_product(step) for island in islands for step in island.region.program.steps):
+                yield from self._spliced(islands, self.kernels, schedules)
+
+    def _spliced(
+        self, islands: Sequence[Island], kernels: IslandKernels, schedules: Sequence[Schedule]
+    ) -> Iterator[Candidate | Rejected]:
+        """The base with a kernel in each of `islands` that has one."""
+        replaced, refused = kernels.found(islands)
+        yield from refused
+        if replaced:
+            program = splice(self.base.program, {island: callee for island, (callee, _) in replaced.items()})
+            before = self.variant.techniques if self.variant else ()
+            yield from compose([(program, before + techniques_of(replaced))], _suited(program, schedules))
+
+
+def search(region: Region, place: Place, job: judge.Job, deadline: float, remember: Remember) -> Search:
+    """Begin a search of `region` until `deadline`: see which rewrites and islands there are, and start compiling."""
+    whole = region.granularity == "whole"
+    variant = None
+    if whole and "rewrites" not in place.settings.without:
+        variant = rewritten(region, assume_finite=place.contract.assume_finite)
+    served = place.device.type == "cuda" and "kernels" not in place.settings.without
+    # the judge compares values: of what draws random numbers nothing but baselines can be trusted
+    if not served or not whole or region.kind != "inference" or is_random_program(region.program):
+        return Search(region, variant)
+    kernels = IslandKernels(place, job, deadline, remember)
+    found = Search(region, variant, (), kernels)
+    dense = product_islands(found.base)
+    kernels.begin(dense)
+    return Search(region, variant, dense, kernels)
+
+
+def fastest_first(ranking: judge.Ranking) -> list[Schedule]:
+    """Schedules for candidates. Of those as fast as the fastest, compiled ones come first: a rewrite leaves element-wise chains."""
+    ran = [name for name in SCHEDULES if name in ranking.medians_us]
+    least = min(ranking.medians_us.values(), default=0.0) * _TIE
+    return sorted(ran, key=lambda name: (max(least, ranking.medians_us[name]), name.startswith("eager")))
+
+
+def _suited(program: Program, schedules: Sequence[Schedule]) -> list[Schedule]:
+    """The schedules in their order; where nothing is left for Inductor to compile, those without it first."""
+    left = any(isinstance(step, Aten) and not is_view(step) for step in program.steps)
+    return list(schedules) if left else sorted(schedules, key=lambda name: not name.startswith("eager"))
