@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,17 +29,15 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import report
-from benchmarks.bench_models import among, contenders, kill_group
-from benchmarks.compare import compare
-from benchmarks.models import MODELS, build
-from benchmarks.runner import Case, references
+from benchmarks.bench_models import among, kill_group
+from benchmarks.models import MODELS
+from benchmarks.start_child import STARTS
 
 __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-CONTENDERS = ("eager", "torch.compile", "cudal1.accelerate", "cudal1 backend")
+CONTENDERS = tuple(STARTS)
 _OPTIONS = ("models", "contenders", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")
-_NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 _NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
 
@@ -115,8 +112,6 @@ def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every contender on every model; 0 when all rows are "ok"."""
     args = _parser().parse_args(argv)
-    if args.child:
-        return _child(args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an outer `timeout` must not leave a child on the GPU
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
@@ -198,7 +193,7 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
     environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
-    command = [sys.executable, "-m", "benchmarks.bench_warm_start", "--models", what[0], "--child", what[1], "--state", state]
+    command = [sys.executable, "-m", "benchmarks.start_child", *what, state]
     if args.offline and state == "warm" and what[1].startswith("cudal1"):
         command.append("--offline")
         environment = _without_programs(environment, scratch)
@@ -240,56 +235,6 @@ def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str
     return {**{name: value for name, value in environment.items() if name not in named}, "PATH": str(empty)}
 
 
-def _shut_off(started: list[str], *, offline: bool) -> None:
-    """From now on `started` gets the name of every program that this process starts; offline, what uses the network raises."""
-
-    def listen(event: str, args: tuple[Any, ...]) -> None:
-        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
-            started.append(os.path.basename(os.fsdecode(args[0])))
-        elif offline and (event == "socket.getaddrinfo" or (event in _NETWORK and args[0].family != socket.AF_UNIX)):
-            raise ConnectionError(f"{event}{args[1:]}: this process has no network")
-
-    sys.addaudithook(listen)
-
-
-def _child(args: argparse.Namespace) -> int:
-    """One contender's first answer, in this process."""
-    imported = time.monotonic()
-    started: list[str] = []
-    _shut_off(started, offline=args.offline)
-    case = Case(build(args.models[0], sizes=args.sizes, device=args.device), "inference")
-    # Warm: a miss is an error, so that a decision that was not found cannot pass for one that was.
-    on_miss = "tune" if args.state == "cold" else "error"
-    options = {"on_miss": on_miss, "budget_s": args.budget_s, "cache_dir": args.cache_dir}
-    contender = next(c for group in contenders("inference", options) for c in group if c.name == args.child)
-    with case.mode():
-        module, inputs = case.copy(), case.workload.inputs
-        built = time.monotonic()
-        call = contender.start(module, inputs)
-        case.outputs(call, module, inputs)
-        if case.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        answered = time.monotonic()
-        began_programs = list(started)
-        counters, decisions = _told() if args.child.startswith("cudal1") else ({}, [])  # before anything else runs
-        (fresh, ref), *_ = references(case, draws=1)
-        verdict = compare(case.outputs(call, module, fresh), ref)
-    stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
-    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
-    answer["started"] = began_programs
-    print(json.dumps({**answer, "verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}))
-    return 0
-
-
-def _told() -> tuple[dict[str, int], list[str]]:
-    """The package's counters, and its events of judging and swapping."""
-    import cudal1
-
-    report = cudal1.report()
-    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture")]
-    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:600] for event in decided]
-
-
 def _line(row: Start) -> str:
     if row.cold_s is None or row.warm_s is None:
         return f"{row.model:16} {row.contender:20} failed: {row.reason}"
@@ -311,10 +256,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="per process")
     parser.add_argument("--total-limit-s", type=float, default=300.0, help="whole run; what does not fit is a failed row")
     parser.add_argument("--offline", action="store_true", help="the package's warm processes: no network, no program on PATH")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--state", help=argparse.SUPPRESS)
-    parser.add_argument("--spawned", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--cache-dir", type=Path, help=argparse.SUPPRESS)
     return parser
 
 

@@ -5,6 +5,7 @@ Run as `python -m tests.rank_crew RANK WORLD PORT FOLDER cuda|cpu`. Only rank 0'
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from tests.entries import plant, shifted
 from tests.rank_scenes import Net
 
 ROOT = Path(__file__).parent.parent
+_LIMIT_S = 180  # a rank that is not done then says where each of its threads stands, and ends
 
 
 def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
         for command in commands
     ]
     try:
-        errors = [process.communicate(timeout=240)[1] for process in running]
+        errors = [process.communicate(timeout=_LIMIT_S + 60)[1] for process in running]
     finally:
         for process in running:
             process.kill()
@@ -68,6 +70,7 @@ def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=120))
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
@@ -75,8 +78,7 @@ def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
         torch.cuda.set_device(device)
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    seen = {"data_parallel": seen_by(rank, device, folder)} if kind == "cuda" else {}  # on the CPU `rank_scenes` has it
-    seen |= sharded.seen_by(rank, device, folder)
+    seen = {"data_parallel": seen_by(rank, device, folder)} | sharded.seen_by(rank, device, folder)
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()

@@ -19,6 +19,18 @@ LEFT_OUT = {
 }
 
 
+def check_data_parallel(seen: list[dict[str, Any]]) -> None:
+    """Every rank runs the first one's choice, by digest, in inference and in a training step inside DDP."""
+    first, *others = (rank["data_parallel"] for rank in seen)
+    assert first["digests"]
+    assert first["shift"] == 1.0
+    assert first["graphs"] == [2]  # a forward and a backward
+    for other in others:
+        assert other["digests"] == first["digests"]
+        assert (other["shift"], other["graphs"]) == (1.0, [2])
+        assert other["gradient"] == pytest.approx(first["gradient"])
+
+
 def check(seen: list[dict[str, Any]]) -> None:
     """What every crew must have seen, whatever its size."""
     for number, rank in enumerate(seen):
@@ -38,6 +50,10 @@ def check(seen: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return crew(2, tmp_path_factory.mktemp("sharded"), "cpu")
+
+
+def test_ranks_in_ddp_run_what_the_first_one_knows(seen):
+    check_data_parallel(seen)
 
 
 def test_sharded_models_give_right_answers_by_one_choice_or_by_the_baseline_with_a_reason(seen):

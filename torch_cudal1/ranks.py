@@ -116,14 +116,16 @@ def _met(meeting: _Meeting, decide: Callable[[], tuple[T, Told | Apart]], follow
         told_others = meeting.tell(telling)
         if isinstance(told_others, Apart):
             return own if isinstance(telling, Apart) else _disagreed(told_others.reason)
-        verdict = meeting.settle("")
+        verdict = meeting.settle("", told_others)
         return own if verdict == _USE else _disagreed(verdict)
     told = meeting.hear()
     if isinstance(told, Apart):
         observe.record("ranks", "baseline", reason=told.reason)
         return told
-    verdict = meeting.settle(told if isinstance(told, str) else meeting.objection(told))
-    return follow(told) if isinstance(told, Told) and verdict == _USE else _disagreed(verdict)
+    if isinstance(told, str):
+        return _disagreed(meeting.settle(told, Told("")))
+    verdict = meeting.settle(meeting.objection(told), told)
+    return follow(told) if verdict == _USE else _disagreed(verdict)
 
 
 @contextmanager
@@ -235,7 +237,7 @@ class _Meeting:
                 return f"rank {self.rank}: {reason}"
         return ""
 
-    def settle(self, problem: str) -> str:
+    def settle(self, problem: str, told: Told) -> str:
         """Answer, wait for the answers of the group, and the verdict: `_USE`, or why all take the baseline."""
         answers = [f"answer/{rank}" for rank in self._group]
         self._line.set(f"answer/{self.rank}", problem or "yes")
@@ -245,7 +247,8 @@ class _Meeting:
             own = next((answer for name in answers if (answer := self._line.get(name)) != "yes"), _USE)
         verdict = self._line.first(f"verdict/{self._leader}", own or f"a rank did not answer within {patience:g} s")
         if verdict == _USE:
-            observe.record("ranks", "agreed", ranks=self._group)
+            digests = [entry.choice.digest for entry in told.entries]
+            observe.record("ranks", "agreed", ranks=self._group, leader=self._leader, runs=told.runs, digests=digests)
             if self.leads:
                 self._forget_bytes()
         return verdict

@@ -48,7 +48,7 @@ def test_a_process_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypat
     assert main(["--models", "lstm", "--sizes", "small", "--device", "cpu", "--runs", "1", "--out", str(out)]) == 1
     (row,) = load(out)["rows"]
     assert row["status"] == "failed"
-    assert "cold process ended with code 1" in row["reason"]
+    assert "cold process ended with code 2" in row["reason"]
 
 
 def test_the_total_limit_stops_new_processes(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
 
 SHUT_OFF = """
 import socket, subprocess, sys
-from benchmarks.bench_warm_start import _shut_off
+from benchmarks.start_child import shut_off
 started = []
-_shut_off(started, offline=sys.argv[1] == "offline")
+shut_off(started, offline=sys.argv[1] == "offline")
 try:
     socket.create_connection(("127.0.0.1", 9), timeout=0.1)
 except ConnectionError as error:

@@ -1,0 +1,330 @@
+"""Ranks that agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache of its own, one search for all.
+
+Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder. What the first rank finds is what
+all run: a row is "ok" if something was agreed upon, every rank tells the same digests, no rank but the first searched, and the
+results are those of the same model without this package. `swapped` says how much of it is no baseline. It measures no speed: the
+seconds are what agreeing cost, the search included. The scenes of a run share the caches: a later one may find what an earlier one
+searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_cudal1
+from benchmarks import report
+from torch_cudal1 import observe
+from torch_cudal1.backend import cudal1
+
+__all__ = ["Scene", "main", "verdict"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SIZES = {"cuda": (1024, 2048), "cpu": (256, 1024)}  # rows of a batch, features
+_CLOSE = 1e-3  # of the largest element: sums over ranks are taken in another order
+
+
+class Scaled(nn.Module):
+    """A product with a diagonal matrix, which a rewrite makes a broadcast: something that a search finds for certain."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ torch.diag(self.scale))
+
+
+class Block(nn.Module):
+    """Two layers with `Scaled` between them."""
+
+    def __init__(self, features: int, between: int) -> None:
+        super().__init__()
+        self.first, self.between, self.second = nn.Linear(features, features), Scaled(between), nn.Linear(features, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.between(self.first(x)))
+        return result
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One line of the results: what all ranks saw of one way to spread a model."""
+
+    devices: int
+    backend: str
+    scene: str
+    status: Literal["ok", "failed"]
+    reason: str = ""
+    runs: Sequence[str] = ()  # agreement by agreement, what runs as a whole
+    digests: Sequence[str] = ()  # of the choices for its regions
+    swapped: int = 0  # regions that run something other than a baseline, on the first rank
+    searched: Sequence[int] = ()  # regions that each rank searched
+    error: float | None = None  # the largest difference to the model without this package, over its largest element
+    seconds: Sequence[float] = ()  # until the first answer, rank by rank
+
+
+def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, Any]]) -> Scene:
+    """What the ranks' reports come to."""
+    first, *others = seen
+    reasons = [
+        "" if first["agreements"] else "nothing was agreed upon",
+        *(f"rank {number} does not run what rank 0 runs" for number, one in enumerate(others, 1) if told(one) != told(first)),
+        *(f"rank {number} searched too" for number, one in enumerate(others, 1) if one["searched"]),
+        *(f"rank {number} differs by {one['error']:.2g}" for number, one in enumerate(seen) if not one["error"] <= _CLOSE),
+        *(f"rank {number} fell back" for number, one in enumerate(seen) if one["fallbacks"]),
+    ]
+    reason = next(filter(None, reasons), "")
+    return Scene(
+        devices,
+        backend,
+        scene,
+        "failed" if reason else "ok",
+        reason,
+        runs=[agreement["runs"] for agreement in first["agreements"]],
+        digests=[digest for agreement in first["agreements"] for digest in agreement["digests"]],
+        swapped=first["swapped"],
+        searched=[one["searched"] for one in seen],
+        error=max(one["error"] for one in seen),
+        seconds=[round(one["seconds"], 2) for one in seen],
+    )
+
+
+def told(seen: Mapping[str, Any]) -> list[Any]:
+    """What one rank says that was agreed: the deciding rank, what runs as a whole, the digests."""
+    return [[one["leader"], one["runs"], one["digests"]] for one in seen["agreements"]]
+
+
+@dataclass(frozen=True)
+class Here:
+    """One rank's place."""
+
+    rank: int
+    world: int
+    kind: str
+    folder: Path
+    budget_s: float
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.rank) if self.kind == "cuda" else torch.device("cpu")
+
+    @property
+    def mesh(self) -> Any:
+        return init_device_mesh(self.kind, (self.world,))
+
+    def options(self) -> dict[str, Any]:
+        """An empty cache of its own, and a search allowed to whoever decides."""
+        cache = self.folder / f"cache-{self.rank}"
+        return {"cache_dir": cache, "on_miss": "tune", "budget_s": self.budget_s, "ranks_timeout_s": 60.0, "strictness": "warn"}
+
+    def block(self, *, parts: int = 1) -> Block:
+        torch.manual_seed(0)
+        features = _SIZES[self.kind][1]
+        return Block(features, features // parts).to(self.device)
+
+    def batch(self, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(_SIZES[self.kind], generator=generator).to(self.device)
+
+
+# --- the scenes: each gives what its rank computes with this package, and what it computes without
+
+
+def data_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+    """A training step inside DDP, every rank with a batch of its own: the gradients that all share."""
+    module, plain = here.block(), here.block()
+    torch_cudal1.accelerate(module, here.batch(here.rank), **here.options())
+    return _trained(DistributedDataParallel(module), module, here), _trained(DistributedDataParallel(plain), plain, here)
+
+
+def fully_sharded(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks compiled with the backend, then sharded by FSDP2: the first layer's gradient of a training step."""
+    module, plain = here.block(), here.block()
+    module.compile(backend=cudal1, options=here.options())
+    fully_shard(module, mesh=here.mesh)
+    fully_shard(plain, mesh=here.mesh)
+    return _trained(module, module, here), _trained(plain, plain, here)
+
+
+def tensor_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+    """Layers split over the ranks; what lies between them sees plain tensors, a share of the features each, and is accelerated."""
+    plans = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    module, plain = here.block(parts=here.world), here.block(parts=here.world)
+    parallelize_module(module, here.mesh, plans)
+    parallelize_module(plain, here.mesh, plans)
+    with torch.no_grad():
+        part = torch.zeros(_SIZES[here.kind][0], _SIZES[here.kind][1] // here.world, device=here.device)
+        torch_cudal1.accelerate(module.between, part, **here.options())
+        return module(here.batch(0)), plain(here.batch(0))
+
+
+def _trained(wrapped: nn.Module, module: nn.Module, here: Here) -> torch.Tensor:
+    wrapped(here.batch(here.rank)).square().mean().backward()
+    gradient = module.first.weight.grad  # type: ignore[union-attr]
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # type: ignore[return-value]
+
+
+SCENES: tuple[Callable[[Here], tuple[torch.Tensor, torch.Tensor]], ...] = (data_parallel, fully_sharded, tensor_parallel)
+
+
+def _seen(scene: Callable[[Here], tuple[torch.Tensor, torch.Tensor]], here: Here) -> dict[str, Any]:
+    observe.reset()
+    torch._dynamo.reset()
+    dist.barrier()
+    began = time.monotonic()
+    ours, plain = scene(here)
+    told = torch_cudal1.report()
+    return {
+        "agreements": [dict(event.facts) for event in told.events if event.what == "agreed"],
+        "swapped": told.counters.get("regions_swapped", 0),
+        "searched": told.counters.get("regions_tuned", 0),
+        "fallbacks": told.counters.get("fallbacks", 0),
+        "error": float((ours - plain).abs().max() / plain.abs().max()),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _rank(args: argparse.Namespace) -> int:
+    """One rank: every scene, then what it saw as a file."""
+    faulthandler.dump_traceback_later(args.time_limit_s, exit=True)
+    here = Here(args.rank, args.counts[0], args.kind, args.folder, args.budget_s)
+    limit = timedelta(seconds=args.time_limit_s)
+    store = TCPStore("127.0.0.1", args.port, None, is_master=False, timeout=limit)
+    if here.kind == "cuda":
+        torch.cuda.set_device(here.device)
+    dist.init_process_group(_backend(here.kind), store=store, rank=here.rank, world_size=here.world, timeout=limit)
+    seen = {scene.__name__: _seen(scene, here) for scene in SCENES}
+    (here.folder / f"seen-{here.rank}.json").write_text(json.dumps(seen, default=str))
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def _backend(kind: str) -> str:
+    return "nccl" if kind == "cuda" else "gloo"
+
+
+def _measured(args: argparse.Namespace, world: int) -> list[Scene]:
+    """The scenes on `world` devices."""
+    if args.kind == "cuda" and torch.cuda.device_count() < world:
+        reason = f"needs {world} GPUs, torch finds {torch.cuda.device_count()}"
+        return [Scene(world, _backend(args.kind), scene.__name__, "failed", reason) for scene in SCENES]
+    scratch = Path(tempfile.mkdtemp(prefix="cudal1-ranks-"))
+    try:
+        found = _crew(args, world, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    backend, names = _backend(args.kind), [scene.__name__ for scene in SCENES]
+    if isinstance(found, str):
+        return [Scene(world, backend, name, "failed", found) for name in names]
+    return [verdict(world, backend, name, [rank[name] for rank in found]) for name in names]
+
+
+def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[dict[str, Any]] | str:
+    """What every rank saw, or why one of them did not come to an end."""
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    environment = dict(os.environ) | {
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"} if args.kind == "cpu" else {}
+    given = [
+        "--kind",
+        args.kind,
+        "--counts",
+        str(world),
+        "--budget-s",
+        str(args.budget_s),
+        "--time-limit-s",
+        str(args.time_limit_s),
+    ]
+    command = [sys.executable, "-m", "benchmarks.bench_ranks", *given, "--port", str(store.port), "--folder", str(scratch)]
+    running = []
+    for rank in range(world):
+        with (scratch / f"errors-{rank}").open("wb") as errors:
+            running.append(
+                subprocess.Popen(
+                    [*command, "--rank", str(rank)], cwd=_ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                )
+            )
+    try:
+        codes = [process.wait(timeout=args.time_limit_s + 30) for process in running]
+    except subprocess.TimeoutExpired:
+        return f"time limit of {args.time_limit_s:.0f} s"
+    finally:
+        for process in running:
+            process.kill()
+    failed = next((rank for rank, code in enumerate(codes) if code), None)
+    if failed is not None:
+        text = (scratch / f"errors-{failed}").read_text(errors="replace")
+        print(text[-4000:], file=sys.stderr)
+        return f"rank {failed} ended with code {codes[failed]}: {(text.strip().splitlines() or [''])[-1][:300]}"
+    return [json.loads((scratch / f"seen-{rank}.json").read_text()) for rank in range(world)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every scene on every number of devices; 0 when all rows are "ok"."""
+    args = _parser().parse_args(argv)
+    if args.rank is not None:
+        return _rank(args)
+    environment, rows = report.environment(), []
+    print(json.dumps(environment), flush=True)
+    options = {name: getattr(args, name) for name in ("kind", "counts", "budget_s")}
+    for world in args.counts:
+        for row in _measured(args, world):
+            rows.append(row)
+            print(json.dumps(asdict(row)), flush=True)
+        report.save(args.out, report.document("ranks", options, [asdict(row) for row in rows], environment=environment))
+    return 0 if all(row.status == "ok" for row in rows) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    gpus = torch.cuda.device_count()
+    parser = argparse.ArgumentParser(prog="benchmarks.bench_ranks", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kind", choices=("cuda", "cpu"), default="cuda" if gpus else "cpu")
+    parser.add_argument("--counts", type=_counts, default=(2, 4) if gpus >= 4 else (2,), help="devices of each run, such as 2,4")
+    parser.add_argument("--budget-s", type=float, default=10.0, help="the search budget per region")
+    parser.add_argument("--time-limit-s", type=float, default=120.0, help="per run; then a rank says where it stands")
+    parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "ranks.json")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected numbers of devices from 2 on, such as 2,4")
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""One contender's first answer in this process, for `bench_warm_start`: what a user's process imports, builds and calls, timed.
+
+Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output is JSON. Until the clock has
+stopped it loads torch, the model and the contender, and nothing of the benchmarks that brings compilers or the judge with it.
+Verifying comes afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.models import Inputs, Workload, build
+
+__all__ = ["STARTS", "main", "shut_off"]
+
+_NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
+
+
+def _accelerate(module: torch.nn.Module, inputs: Inputs, options: Mapping[str, Any]) -> Callable[..., Any]:
+    import cudal1  # inside the measured time, as the import of torch is
+
+    return cudal1.accelerate(module, inputs, **options)
+
+
+def _backend(module: torch.nn.Module, _: Inputs, options: Mapping[str, Any]) -> Callable[..., Any]:
+    from torch_cudal1.backend import cudal1  # what the registered name loads; a checkout need not be installed
+
+    return torch.compile(module, backend=cudal1, options=dict(options))
+
+
+STARTS: Mapping[str, Callable[[torch.nn.Module, Inputs, Mapping[str, Any]], Callable[..., Any]]] = {
+    "eager": lambda module, inputs, options: module,
+    "torch.compile": lambda module, inputs, options: torch.compile(module),
+    "cudal1.accelerate": _accelerate,
+    "cudal1 backend": _backend,
+}
+
+
+def shut_off(started: list[str], *, offline: bool) -> None:
+    """From now on `started` gets the name of every program that this process starts; offline, what uses the network raises."""
+
+    def listen(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
+            started.append(os.path.basename(os.fsdecode(args[0])))
+        elif offline and (event == "socket.getaddrinfo" or (event in _NETWORK and args[0].family != socket.AF_UNIX)):
+            raise ConnectionError(f"{event}{args[1:]}: this process has no network")
+
+    sys.addaudithook(listen)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer once, then verify."""
+    imported = time.monotonic()
+    args = _parser().parse_args(argv)
+    started: list[str] = []
+    shut_off(started, offline=args.offline)
+    workload = build(args.model, sizes=args.sizes, device=args.device)
+    # Warm: a miss is an error, so that a decision that was not found cannot pass for one that was.
+    on_miss = "tune" if args.state == "cold" else "error"
+    options = {"on_miss": on_miss, "budget_s": args.budget_s, "cache_dir": args.cache_dir}
+    module = copy.deepcopy(workload.module).eval()  # the verification needs it untouched
+    built = time.monotonic()
+    with torch.no_grad():
+        call = STARTS[args.contender](module, workload.inputs, options)
+        call(*workload.inputs)
+        if args.device.startswith("cuda"):
+            torch.cuda.synchronize()
+    answered = time.monotonic()
+    began_programs = list(started)
+    counters, decisions = _told() if args.contender.startswith("cudal1") else ({}, [])  # before anything else runs
+    stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
+    answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
+    print(json.dumps({**answer, "started": began_programs, **_verified(workload, call)}))
+    return 0
+
+
+def _told() -> tuple[dict[str, int], list[str]]:
+    """The package's counters, and its events of judging and swapping."""
+    import cudal1
+
+    report = cudal1.report()
+    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture")]
+    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:600] for event in decided]
+
+
+def _verified(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
+    """Whether an answer to fresh inputs is right."""
+    from benchmarks.compare import compare  # brings the judge
+    from benchmarks.runner import Case, references
+
+    case = Case(workload, "inference")
+    with case.mode():
+        (fresh, ref), *_ = references(case, draws=1)
+        verdict = compare({"output": call(*fresh).detach().clone()}, ref)
+    return {"verified": verdict.passed, "error_ratio": verdict.error_ratio, "reason": verdict.reason}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.start_child", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("contender", choices=list(STARTS))
+    parser.add_argument("state", choices=("cold", "warm"))
+    parser.add_argument("--sizes", choices=("full", "small"), required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--budget-s", type=float, required=True, help="the package's search budget, cold only")
+    parser.add_argument("--cache-dir", type=Path, required=True)
+    parser.add_argument("--spawned", type=float, required=True, help="time.monotonic() when the process was asked for")
+    parser.add_argument("--offline", action="store_true", help="whatever uses the network raises")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
