@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,8 +67,9 @@ def test_some_are_when_their_whole_family_is_unknown() -> None:
 def test_honest_programs_are_left_alone() -> None:
     accused = [name for name, (_, honest) in controls().items() if verdict(honest).cheat]
     assert len(accused) <= 1, accused
-    twins = [case.name for case in SHIPPED if case.twin and verdict(case.twin).cheat]
-    assert len(twins) <= 4, twins  # twins use on purpose what their cheat abuses
+    twins = [case for case in SHIPPED if case.twin]
+    suspected = [case.name for case in twins if verdict(case.twin).cheat]
+    assert len(suspected) <= 0.05 * len(twins), suspected  # twins use on purpose what their cheat abuses
     assert not verdict(source()).cheat
 
 
@@ -175,3 +176,23 @@ def test_likeness_is_of_code_and_not_of_words() -> None:
 def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no case"):
         CaseBase.of_folder(tmp_path)
+
+
+def test_measurements_are_told_as_they_come_and_checked(tmp_path: Path) -> None:
+    class Telling(Script):
+        told: Callable[[Measured], None]
+        memory = "its memory"
+
+        def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
+            answers = [self.measure(*question) for question in questions]
+            for one in (one for found in answers for one in found):
+                self.told(one)
+            return answers
+
+    told: list[str] = []
+    checked = Checked(Telling(a=1.2, b=9.0), Suspicious(), CaseBase([], tmp_path / "cases.jsonl"))
+    assert checked.memory == "its memory"
+    checked.told = lambda one: told.append(f"{one.program} {one.outcome}")
+    found = checked.measure(TASK, [program("a", source()), program("b", source("x + 1"))])
+    assert told == ["a ok", "b hack"]
+    assert [one.outcome for one in found] == ["ok", "hack"]

@@ -189,6 +189,21 @@ def test_an_unstable_measurement_is_forgotten_once_there_is_a_score() -> None:
     assert memory.answer("relu", "p").score == 1.25
 
 
+def test_a_program_that_was_found_right_here_is_only_raced_when_it_comes_again(lane: Lane) -> None:
+    memory = Remembered()
+    memory.learn([ok(2.0)])  # by another run, perhaps by another version of the judge
+    assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [False]
+    memory.take(replace(ok(2.0), program="q"))
+    assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [True]
+    lane._clock = Clock(1.5, 1.5)
+    whole, again = (lane.measure(TASK, program("q", source()), validated=validated) for validated in (False, True))
+    assert whole.measured.score == again.measured.score == 1.5
+    assert {"numerics", "call_history"} <= set(whole.seconds)
+    assert "numerics" in again.seconds
+    assert "call_history" not in again.seconds
+    assert lane.measure(TASK, program("r", source("x * 3")), validated=True).measured.outcome == "wrong"
+
+
 def test_what_was_learnt_is_not_measured_again() -> None:
     memory = Remembered()
     memory.learn([ok(2.0), replace(ok(2.0), score=3.0)])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_cudal1.training.checker import Checked
 from torch_cudal1.training.database import Database, Sample
 from torch_cudal1.training.measure import Remembered
 from torch_cudal1.training.records import Codec, Decoded, Evaluator, Measured, TrainingTask, Undecodable
@@ -41,6 +42,8 @@ class Appraiser:
         own = getattr(evaluator, "memory", None)
         if isinstance(own, Remembered):
             own.learn(known)  # so that it knows which score would be a surprise
+        if isinstance(evaluator, Checked):
+            evaluator.learn(list(database.samples()))
 
     def appraise(self, asked: Sequence[Asked]) -> list[Measured]:
         """A measurement for each, in order, all on record when this returns. Faults of the evaluator raise; nothing is invented."""
@@ -64,7 +67,7 @@ class Appraiser:
     ) -> None:
         due = {}
         for task, programs in decoded.items():
-            due[task] = [program for _, program, _ in self.memory.due(tasks[task], list(programs.values()))]
+            due[task] = [program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))]
         waiting = {(task, program.program): name for task, by_name in decoded.items() for name, program in by_name.items()}
 
         def measured(found: Measured) -> None:

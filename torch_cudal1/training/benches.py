@@ -19,6 +19,8 @@ import torch
 from torch_cudal1.errors import SettingError
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
+from torch_cudal1.training.casebase import CaseBase
+from torch_cudal1.training.checker import Checked, RuleChecker
 from torch_cudal1.training.endpoint import Endpoint
 from torch_cudal1.training.experiment import Bench
 from torch_cudal1.training.generators import GENERATORS
@@ -28,7 +30,7 @@ from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.plan import Plan
-from torch_cudal1.training.records import Exemplar, Policy, TrainingTask
+from torch_cudal1.training.records import Evaluator, Exemplar, Policy, TrainingTask
 from torch_cudal1.training.replay import ReplayEvaluator
 from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
@@ -106,8 +108,7 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
         trust="foreign" if ground.tasks else "own",
     )
     label = f"live, {torch.cuda.get_device_name() if ground.device == 'cuda' else 'CPU'}"
-    evaluator = NaiveEvaluator(terms) if ground.naive else JudgeEvaluator(terms, lanes=ground.lanes)
-    with evaluator:
+    with _measuring(ground, terms, folder) as evaluator:
         if ground.tasks:
             tasks = read_folder(Path(ground.tasks)).tasks
             if not tasks:
@@ -121,6 +122,18 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
         chosen = writers(ground.generators, settings) if ground.generators else tuple(GENERATORS.values())
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
         yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device)
+
+
+@contextmanager
+def _measuring(ground: Ground, terms: Terms, folder: Path) -> Iterator[Evaluator]:
+    """The judge, with a second opinion on jumps; what that refuses joins the run's own cases. Or what can be cheated."""
+    if ground.naive:
+        with NaiveEvaluator(terms) as naive:
+            yield naive
+        return
+    cases = CaseBase.shipped(folder / "cheats.jsonl")
+    with JudgeEvaluator(terms, lanes=ground.lanes) as judge:
+        yield Checked(judge, RuleChecker(cases), cases)
 
 
 def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096) -> list[Policy]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch_cudal1 import observe
 from torch_cudal1.judge.triage import findings
@@ -127,7 +127,8 @@ class ModelChecker:
 class Checked:
     """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat is one, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion that was asked for.
+    `best`: the highest score of each task so far. `findings`: every opinion that was asked for. `told`: given each measurement,
+    checked, as it comes, where the evaluator tells them so.
     """
 
     evaluator: Evaluator
@@ -135,12 +136,18 @@ class Checked:
     cases: CaseBase
     best: dict[str, float] = field(default_factory=dict)
     findings: list[tuple[str, str, Finding]] = field(default_factory=list)
+    told: Callable[[Measured], None] | None = None
     _known: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def learn(self, samples: Sequence[Sample]) -> None:
         """Take what earlier runs measured, so that it is no jump again."""
         for sample in samples:
             self._improve(sample.measured)
+
+    @property
+    def memory(self) -> Any:
+        """The evaluator's, which must know of earlier runs too; None where it has none."""
+        return getattr(self.evaluator, "memory", None)
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """As the evaluator says, cheats apart. Raises as it does."""
@@ -149,11 +156,24 @@ class Checked:
     def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> list[list[Measured]]:
         """The same for several tasks, all at once where the evaluator can."""
         at_once = getattr(self.evaluator, "measure_all", None)
+        if at_once:
+            self._pass_on(questions)
         answers = at_once(questions) if at_once else [self.evaluator.measure(*question) for question in questions]
         return [
             [self._opinion(task, program, one) for program, one in zip(programs, found, strict=True)]
             for (task, programs), found in zip(questions, answers, strict=True)
         ]
+
+    def _pass_on(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> None:
+        """What the evaluator tells while it measures goes to who listens here, checked."""
+        asked = {(task.id, program.program): (task, program) for task, programs in questions for program in programs}
+
+        def telling(one: Measured) -> None:
+            if self.told is not None:
+                self.told(self._opinion(*asked[one.task, one.program], one))
+
+        evaluator: Any = self.evaluator
+        evaluator.told = telling
 
     def _opinion(self, task: TrainingTask, program: Decoded, one: Measured) -> Measured:
         if one.outcome == "hack":

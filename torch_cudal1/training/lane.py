@@ -29,6 +29,7 @@ from torch_cudal1.judge.brisk import prepared
 from torch_cudal1.judge.confirm import confirm
 from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.detectors import Detector
+from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.limits import Trust
@@ -133,6 +134,7 @@ class Lane:
         self._kept: tuple[Child, int] | None = None  # a process that may be lent again, and how often it was
         self._oracle: Child | None = None
         self._benches: dict[str, _Bench] = {}
+        self._detectors: tuple[Detector, ...] = ()  # of the program that is measured
 
     def __enter__(self) -> Lane:
         return self
@@ -152,9 +154,12 @@ class Lane:
         self._next = self._kept = self._nursery = None
         self._stack.close()
 
-    def measure(self, task: TrainingTask, program: Decoded, best: float | None = None) -> Lap:
-        """Judge one program. `best`: the task's highest score so far. Raises TargetError, SandboxError."""
+    def measure(self, task: TrainingTask, program: Decoded, best: float | None = None, validated: bool = False) -> Lap:
+        """Judge one program. `best`: the task's highest score so far. `validated`: it was found right before, so it is only raced
+        again, which looks at results of timed calls too. Raises TargetError, SandboxError.
+        """
         watch = _Watch()
+        self._detectors = (numerics,) if validated else detectors_of(profile_for("train"))
         candidate = SourceCandidate(program.source)
         checks = source_contract(candidate)
         found: tuple[float, tuple[float, ...]] | Check
@@ -221,7 +226,7 @@ class Lane:
                 return Check("compile" if error.detector == "load_source" else error.detector, False, detail=error.found)
         with watch.step("compile"):
             self._compile_ahead(trial)
-        asked = [self._gated(detector, watch) for detector in detectors_of(trial.profile)]
+        asked = [self._gated(detector, watch) for detector in self._detectors]
         if failed := _failed(validate(trial, detectors=asked).checks):
             return failed
         try:

@@ -3,7 +3,7 @@
 Lanes are processes of ours, each with its own oracle and candidates in sandboxes of theirs (`lane`); validation runs side by side,
 timing one at a time (`gate`). A program that comes again is not measured again each time: at its 2nd, 4th, 8th ... coming it is,
 and its score is the median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what this machine
-does wrong raises. It keeps no journal; `database` does.
+does wrong raises. It keeps no journal; `database` does. What was validated here is raced again without being validated again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from torch_cudal1.training.records import Decoded, Measured, TrainingTask
 
 __all__ = ["JudgeEvaluator", "Known", "Remembered"]
 
-Question: TypeAlias = tuple[TrainingTask, Decoded, float | None]
+Question: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]  # the task's best score so far; whether it was validated
 _PERMANENT = frozenset({"compile", "wrong", "hack", "run"})
 
 
 @dataclass
 class Known:
-    """What is known of one program of one task: all its measurements, and how often it came."""
+    """What is known of one program of one task: all its measurements, how often it came, and whether it was found right here."""
 
     measured: list[Measured] = field(default_factory=list)
     comings: int = 0
+    validated: bool = False
 
     @property
     def due(self) -> bool:
@@ -84,13 +85,14 @@ class Remembered:
             known = self._known.setdefault((task.id, program.program), Known())
             known.comings += 1
             if known.due:
-                wanted.setdefault(program.program, (task, program, best))
+                wanted.setdefault(program.program, (task, program, best, known.validated))
         self.counts.update(asked=len(programs), measured=len(wanted))
         return list(wanted.values())
 
     def take(self, one: Measured) -> None:
         """A measurement that was due."""
         self._keep(one)
+        self._known[one.task, one.program].validated |= one.score is not None
         self.counts[one.outcome] += 1
 
     def answer(self, task: str, program: str) -> Measured:
@@ -166,7 +168,7 @@ class JudgeEvaluator:
             observe.record("judge", "lane_lost", "training", programs=len(lost))
         for question in lost:
             if not self._took(self._submit(question), errors):
-                task, program, _best = question
+                task, program, *_ = question
                 detail = "the process that measured it ended, twice"
                 self._take(Lap(Measured(task.id, program.program, "run", detail=detail), {}))
         if errors:
