@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -60,3 +62,27 @@ os._exit(9)
     with gate.alone():
         pass
     gate.close()
+
+
+def test_who_waits_to_time_goes_before_those_who_come_to_validate(tmp_path: Path) -> None:
+    gates = [Gate(tmp_path, CPU) for _ in range(3)]
+    order: list[str] = []
+    threads = [threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))]
+    with gates[0].alone():
+        threads.append(threading.Thread(target=_enter, args=(gates[2].shared(), "validator", order)))
+        threads[1].start()  # it waits at the door
+        threads[1].join(0.1)
+        threads[0].start()  # it comes later, and through the door
+        threads[0].join(0.1)
+        assert not order
+    for thread in threads:
+        thread.join(LONG_S)
+    assert order == ["timer", "validator"]
+    for gate in gates:
+        gate.close()
+
+
+def _enter(room: AbstractContextManager[None], name: str, order: list[str]) -> None:
+    with room:
+        order.append(name)
+        time.sleep(0.05)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.duel import ChildSpinner, Slope, most_calls, slope, wall_slope
 from torch_cudal1.judge.measure import Pairs, measure
 from torch_cudal1.judge.profiles import BUCKETS, TimingPlan
@@ -36,7 +37,8 @@ _SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
 class Race:
     """Two spinners as a `Sampler`, baseline first, each on its own process's clock. `audit` looks at outputs of timed calls.
 
-    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here.
+    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `first_us`: of each side's
+    first call, where `settle` had it before the device was this race's alone.
     """
 
     baseline: ChildSpinner
@@ -44,11 +46,21 @@ class Race:
     audit: Audit
     temperatures: tuple[L2, ...] = field(default=("hot",))
     looked: set[int] = field(default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS)))
+    first_us: tuple[float, float] | None = None
     _bucket: int = 0
 
+    def settle(self) -> tuple[float, float]:
+        """Let both sides make their rings of inputs and have their first calls, beside whoever else is there.
+
+        Raises CandidateFailure.
+        """
+        self.first_us = _first_us(self.baseline), _first_us(self.candidate)
+        return self.first_us
+
     def warm(self) -> tuple[Warm, Warm]:
-        """First calls, then batches of growing length. Raises CandidateFailure."""
-        return _warm(self.baseline), _warm(self.candidate)
+        """Batches of growing length. Raises CandidateFailure."""
+        first = self.first_us or self.settle()
+        return _warm(self.baseline, first[0]), _warm(self.candidate, first[1])
 
     def bucket(self, batch: Batch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
@@ -74,7 +86,8 @@ class Race:
 
 
 def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
-    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child; the result measures them, alone.
+    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child, and let both begin; the result
+    measures them, alone. What the outputs are to be is known by then, so that others are not kept off the device meanwhile.
 
     Both raise CandidateFailure.
     """
@@ -85,10 +98,14 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device), inline=True)
     other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
 
+    race = Race(other, spinner, audit)
+    race.settle()
+    _foresee(fresh)
+
     def timed() -> Timed:
         started = time.monotonic()
         try:
-            found = measure(Race(other, spinner, audit), plan)
+            found = measure(race, plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
@@ -99,6 +116,14 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
         return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
 
     return timed
+
+
+def _foresee(trial: Trial) -> None:
+    """Have both sets' results computed: both keep them."""
+    for sample in first_two(trial):
+        _ = sample.reference
+        if trial.contract.precision != "kernelbench":
+            _ = sample.exact
 
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
@@ -113,10 +138,14 @@ def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
     return answer
 
 
-def _warm(spinner: ChildSpinner) -> Warm:
+def _first_us(spinner: ChildSpinner) -> float:
     first_us = spinner.spin(1).wall_s * 1e6
     for _ in range(_WARM_CALLS):
         spinner.spin(1)
+    return first_us
+
+
+def _warm(spinner: ChildSpinner, first_us: float) -> Warm:
     calls = 1
     while True:
         spun = spinner.spin(calls)

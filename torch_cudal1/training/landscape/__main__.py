@@ -29,6 +29,7 @@ from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.ksl.codec import KslCodec
+from torch_cudal1.training.ksl.ops import OPS
 from torch_cudal1.training.landscape.packed import Landscape, write
 from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
@@ -117,16 +118,21 @@ def _prepared(folder: Path, earlier: Path | None) -> str:
 
 
 def _in_turn(split: Split) -> list[TrainingTask]:
-    """One task of every family, then the next of every family, those to train on and those held out by turns.
+    """Two tasks of every family, one to train on and one held out, then the next two; kinds of operations by turns, products last.
 
-    So whatever is whole when the time is up has some of all.
+    So whatever is whole when the time is up has something of most kinds, and nothing to train on without something to test it by.
     """
     families: dict[str, tuple[list[TrainingTask], list[TrainingTask]]] = {}
     for held_out, tasks in enumerate((split.train, split.held_out)):
         for task in tasks:
             families.setdefault(task.family, ([], []))[held_out].append(task)
-    ordered = [[task for pair in zip_longest(*both) for task in pair if task is not None] for both in families.values()]
-    return [task for turn in zip_longest(*ordered) for task in turn if task is not None]
+    kinds: dict[str, list[str]] = {}
+    for family in families:
+        kinds.setdefault(OPS[family].kind, []).append(family)
+    largest = kinds.pop("mm", [])  # three times as many programs as others
+    ordered = [family for turn in zip_longest(*kinds.values()) for family in turn if family is not None] + largest
+    pairs = [list(zip_longest(*families[family])) for family in ordered]
+    return [task for turn in zip_longest(*pairs) for pair in turn if pair for task in pair if task is not None]
 
 
 def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
