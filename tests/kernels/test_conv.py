@@ -104,16 +104,39 @@ def test_convolutions_match_float64(name: str, tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shapes", [((1, 8, 9, 18), (12, 8, 3, 3)), ((1, 3, 9, 18), (8, 3, 3, 3))])
+def test_three_products_have_the_error_of_fp32(shapes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    x, w = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in shapes)
+    schedule = cut(y=4, x=32, columns=16, channels=shapes[0][1], taps=3, products=3)
+    (got,) = run_on_cpu(island(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
+    exact, eager = F.conv2d(x.double(), w.double()), F.conv2d(x, w)
+    assert (got - exact).pow(2).mean() <= 4 * (eager - exact).pow(2).mean()
+
+
+@needs_compiler
+@pytest.mark.parametrize("products", [1, 3])
+def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(products: int, tmp_path: Path) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
 
     x, w = normal(1, 8, 7, 9), normal(8, 8, 3, 3)
     x[0, 2, 3, 4], x[0, 0, 0, 0], x[0, 1, 6, 8] = float("nan"), float("inf"), float("-inf")
-    (got,) = run_on_cpu(island(function, (x, w)), cut(y=8, x=16, columns=8).proposal(), (x, w), tmp_path)
+    schedule = cut(y=8, x=16, columns=8, products=products)
+    (got,) = run_on_cpu(island(function, (x, w)), schedule.proposal(), (x, w), tmp_path)
     plain = function(x, w)
     assert torch.equal(got.isnan(), plain.isnan())
     assert torch.equal(got.isinf(), plain.isinf())
+
+
+@needs_compiler
+def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products(tmp_path: Path) -> None:
+    x, w = normal(1, 8, 6, 18).abs(), normal(8, 8, 3, 3)
+    w[:, 0] *= 0.125  # the largest number's products stay finite
+    w[1, 5, 0, 0], w[2, 0, 1, 1] = float("inf"), float("nan")
+    x[0, 0, 2, 2] = torch.finfo(torch.float32).max
+    schedule = cut(y=4, x=32, columns=8, taps=3, products=3)
+    (got,) = run_on_cpu(island(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
+    torch.testing.assert_close(got, F.conv2d(x, w), rtol=1e-6, atol=1e-4, equal_nan=True)
 
 
 @needs_nvrtc
@@ -126,11 +149,11 @@ def test_every_proposal_becomes_machine_code_for_sm_90() -> None:
         assert [step.symbol.partition("_")[0] for step in built.steps if isinstance(step, Launch)] == ["pack", "convolve"]
 
 
-def test_nothing_is_proposed_without_the_right_or_for_other_machines() -> None:
+def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
     program = island(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
-    assert not propose(program, 90, ("matmul",))
+    assert {p.config["products"] for p in propose(program, 90, ("matmul",))} == {3}
+    assert {p.config["products"] for p in propose(program, 90, ("conv",))} == {1, 3}
     assert not propose(program, 80, ("conv",))
-    assert propose(program, 90, ("conv",))
 
 
 def test_depthwise_convolutions_are_left_to_others() -> None:

@@ -1,7 +1,10 @@
-// Convolution of fp32 tensors as sums of small products on Hopper's tensor cores in TF32: two kernels, "pack" and "convolve", specialised
-// by -D constants and by the functions that the generator writes in place of CLASS_FUNCTIONS.
+// Convolution of fp32 tensors as sums of small products on Hopper's tensor cores: two kernels, "pack" and "convolve", specialised by -D
+// constants and by the functions that the generator writes in place of CLASS_FUNCTIONS.
 //
 // pack rounds the weights to TF32 and lays them out as wgmma reads them: for each block's columns, slots of KS steps of 8 x BN.
+// With PRODUCTS 3 the sum has fp32's accuracy: both operands are two TF32 pieces, high and low, and of the four products the three large ones
+// are taken; every PROMOTE steps the tensor core's accumulator, which truncates, is emptied into fp32 registers. An infinity has no
+// low piece, and meets only the high piece of the other operand: elsewhere its high piece counts as 0, or Inf * 0 would make a NaN.
 // convolve: a block has BM = TZ * TY * TX places of one image and BN columns. The input around those places (a box of BZ * BY * BX, of CB
 // channels at a time) goes into shared memory once, edges become zeros, and every tap reads it there at another offset: the input
 // passes the L2 once, whatever the kernel's size, and in the layout it has. The tensor core takes it from registers, rounded to TF32.
@@ -15,14 +18,15 @@
 // OZ, OY, OX outputs, P_Z, P_Y, P_X outputs from one place to the next; TZ, TY, TX; MW rows of 64 a warpgroup, GROUPS_OF_4 warpgroups, BLOCKS of an SM;
 // LOW_Z, LOW_Y, LOW_X where the box begins beside the first place, BZ, BY, BX, PLANE >= BZ * BY * BX, VEC elements a copy moves; STEP_Z, STEP_Y, STEP_X
 // between taps; KX taps along x, ZG taps along z and y of a slot, KS; STAGES of weights, BOXES of input; ZERO (1: a plane of zeros); weights: WS_G, WS_OC, WS_C,
-// WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; PAIRS.
+// PRODUCTS (1 or 3), PROMOTE; WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; PAIRS.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
 #define THREADS (128 * GROUPS_OF_4)
-#define SLOT (KS * BN * 8)          // floats
+#define PLANE_OF_WEIGHTS (KS * BN * 8)  // floats; with three products: high, the same without infinities, low
+#define SLOT (PRODUCTS * PLANE_OF_WEIGHTS)
 #define BOX ((CB + ZERO) * PLANE)
 #define TABLE (TAPS_ZY / ZG * KS * 4)  // pairs of offsets
 
@@ -76,10 +80,21 @@ template <class T> __device__ __forceinline__ T nan_min(T x, T y) { return x < y
 // tail(x, row, column, ...) and place(row, column); rows are (n, z, y, x) of the output, columns its channels
 TAIL_DEFINITION
 
+struct Pieces {
+  u32 high, finite, low;
+};
+
+__device__ __forceinline__ Pieces cut(float x) {
+  if (PRODUCTS == 1) return {to_tf32(x), 0, 0};
+  const u32 high = fabsf(x) < 3.4e38f ? to_tf32(x) : __float_as_uint(x) & 0xFFFFE000;  // rounding the largest numbers would make infinities
+  const bool infinite = (high & 0x7FFFFFFF) == 0x7F800000;
+  return {high, infinite ? 0 : high, infinite ? 0 : to_tf32(x - __uint_as_float(high))};
+}
+
 extern "C" __global__ void __launch_bounds__(256) PACK(const float* weights, float* packed) {
   const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
   if (at >= (i64)GROUPS * OCB * SLOTS * SLOT) return;
-  const int inside = (int)(at % SLOT);
+  const int plane = (int)(at % SLOT / PLANE_OF_WEIGHTS), inside = (int)(at % PLANE_OF_WEIGHTS);
   int slot = (int)(at / SLOT % SLOTS);
   const int block = (int)(at / SLOT / SLOTS), group = block / OCB;
   int kind = 0;
@@ -96,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(256) PACK(const float* weights, flo
     value = __ldg(weights + group * WS_G + oc * WS_OC + c * WS_C + (z_index(rz) + z * WK_Z) * WS_Z + (y_index(ry) + y * WK_Y) * WS_Y +
                   (x_index(rx) + x * WK_X) * WS_X);
   }
-  packed[at] = __uint_as_float(to_tf32(value));
+  const Pieces pieces = cut(value);
+  packed[at] = __uint_as_float(plane == 0 ? pieces.high : plane == 1 ? pieces.finite : pieces.low);
 }
 
 struct Tile {
@@ -150,29 +166,44 @@ __device__ __forceinline__ void write_table(int2* table, int kind) {
   }
 }
 
-__device__ __forceinline__ void read_input(u32 (&a)[MW][4], const float* box, const int (&rows)[MW][2], int2 k) {
+typedef u32 Fragments[PRODUCTS][MW][4];  // high, low, high without infinities: what meets the planes of weights in their order
+
+__device__ __forceinline__ void read_input(Fragments& a, const float* box, const int (&rows)[MW][2], int2 k) {
 #pragma unroll
   for (int i = 0; i < MW; ++i) {
-    a[i][0] = to_tf32(box[rows[i][0] + k.x]);
-    a[i][1] = to_tf32(box[rows[i][1] + k.x]);
-    a[i][2] = to_tf32(box[rows[i][0] + k.y]);
-    a[i][3] = to_tf32(box[rows[i][1] + k.y]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Pieces pieces = cut(box[rows[i][j % 2] + (j < 2 ? k.x : k.y)]);
+      a[0][i][j] = pieces.high;
+      if (PRODUCTS == 3) a[PRODUCTS / 2][i][j] = pieces.low, a[PRODUCTS - 1][i][j] = pieces.finite;
+    }
   }
 }
 
 // step<S>(sum, a, weights): which columns step S of a slot has; written by the generator
 STEP_DEFINITION
 
+__device__ __forceinline__ void clear(float (&d)[ACC]) {
+#pragma unroll
+  for (int i = 0; i < ACC; ++i) d[i] = 0.0f;
+}
+
 template <int S>
-__device__ __forceinline__ void steps(float (&sum)[ACC], u32 (&a)[2][MW][4], const float* box, const int (&rows)[MW][2], const int2* table, u64 weights) {
+__device__ __forceinline__ void steps(float (&sum)[ACC], float (&part)[ACC], Fragments (&a)[2], const float* box, const int (&rows)[MW][2],
+                                      const int2* table, u64 weights) {
   fence_wgmma();
-  step<S>(sum, a[S % 2], weights + S * (BN * 32 / 16));
+#pragma unroll
+  for (int p = PRODUCTS - 1; p >= 0; --p)  // small ones first
+    step<S>(PRODUCTS == 1 ? sum : part, a[S % 2][p], weights + S * (BN * 32 / 16) + p * (PLANE_OF_WEIGHTS * 4 / 16));
   commit_wgmma();
   if (S > 0) wait_wgmma<1>();  // what step S - 1 read may be written over
-  if constexpr (S + 1 < KS) {
-    read_input(a[(S + 1) % 2], box, rows, table[(S + 1) * 4]);
-    steps<S + 1>(sum, a, box, rows, table, weights);
+  if constexpr (S + 1 < KS) read_input(a[(S + 1) % 2], box, rows, table[(S + 1) * 4]);
+  if constexpr (PRODUCTS > 1 && ((S + 1) % PROMOTE == 0 || S + 1 == KS)) {
+    wait_wgmma<0>();
+#pragma unroll
+    for (int i = 0; i < ACC; ++i) sum[i] += part[i], part[i] = 0.0f;
   }
+  if constexpr (S + 1 < KS) steps<S + 1>(sum, part, a, box, rows, table, weights);
 }
 
 __device__ __forceinline__ void store(const float (&sum)[ACC], float* result, const Tile& t TAIL_PARAMETERS) {
@@ -233,9 +264,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     const int m = threadIdx.x / 128 * (64 * MW) + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8;
     rows[i / 2][i % 2] = (m / (TX * TY) * S_Z * BY + m / TX % TY * S_Y) * BX + m % TX * S_X;
   }
-  float sum[ACC];
-#pragma unroll
-  for (int i = 0; i < ACC; ++i) sum[i] = 0.0f;
+  float sum[ACC], part[ACC];
+  clear(sum);
+  clear(part);
   int at_chunk = 0, at_tap = 0;
 #pragma unroll 1
   for (int slot = 0; slot < all; ++slot) {
@@ -245,9 +276,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     fetch();
     const float* box = boxes + at_chunk % BOXES * BOX;
     const int2* entries = table + at_tap * (KS * 4) + threadIdx.x % 4;
-    u32 a[2][MW][4];
+    const u64 weights = descriptor(shared_address(slots + slot % STAGES * SLOT));
+    Fragments a[2];
     read_input(a[0], box, rows, entries[0]);
-    steps<0>(sum, a, box, rows, entries, descriptor(shared_address(slots + slot % STAGES * SLOT)));
+    steps<0>(sum, part, a, box, rows, entries, weights);
     wait_wgmma<0>();
     if (++at_tap == many) at_tap = 0, ++at_chunk;
   }

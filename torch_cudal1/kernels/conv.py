@@ -1,15 +1,21 @@
-"""Convolutions of fp32 on Hopper's tensor cores in TF32: `conv.cu` specialised for an island.
+"""Convolutions of fp32 on Hopper's tensor cores, in TF32 or at fp32's accuracy: `conv.cu` specialised for an island.
 
 Two launches: weights are rounded to TF32 and laid out for the tensor core, then the convolution with what follows it. Input and
 output keep the layout they have, so that neither is copied into another one first; both pass the memory once.
+
+    products 1    one TF32 product, as cuDNN's own where the user's flags allow it: only with that right
+    products 3    two TF32 pieces of each operand hold 22 bits; partial sums leave the tensor core every 32 of k: always allowed,
+                  and needed where cuDNN has no TF32 kernel, since a candidate is held to the error of eager
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import zip_longest
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.conv_schedules import Layout, Schedule, layout, read, schedules
@@ -25,6 +31,7 @@ __all__ = ["convolved", "proposals"]
 
 _WARPGROUPS = 2
 _REACH = 2**31 - 1
+_PROMOTE = 4  # steps: truncation adds 1.2e-9 of the partial sum for each product and unit of k
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,20 @@ class _Cut:
     tail: CudaTail
 
 
-def proposals(traced: Trace, sm: int, most: int) -> tuple[Proposal, ...]:
-    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these kernels do not run."""
+def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
+    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these kernels do not run.
+
+    With the right to TF32 every other one uses it: which of them is right depends on what cuDNN does here.
+    """
     _, conv = convolution_of(tuple(o.node for o in traced.outputs))
     if sm != 90 or (conv.channels == 1 and conv.outputs == 1):
         return ()  # wgmma is sm_90's own; a depthwise convolution has nothing for a tensor core
-    return tuple(one.proposal() for one in schedules(conv, most))
+    exact = schedules(conv, 3, most)
+    if "conv" not in rights:
+        return tuple(one.proposal() for one in exact)
+    fast = schedules(conv, 1, most)
+    both = [one for pair in zip_longest(fast, exact) for one in pair if one is not None]
+    return tuple(one.proposal() for one in both[:most])
 
 
 def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
@@ -54,7 +69,7 @@ def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kern
     tail = cuda_tail(schedule_tail(traced.outputs, node))
     cut = _Cut(conv, schedule, made, tail)
     sizes = _sizes(cut, _aligned_pairs(node, traced, made))
-    floats = conv.groups * sizes["OCB"] * sizes["SLOTS"] * made.steps * sizes["BN"] * 8
+    floats = conv.groups * sizes["OCB"] * sizes["SLOTS"] * made.steps * sizes["BN"] * 8 * schedule.products
     scratch = {first: TensorSpec("float32", (floats,), (1,), "cuda")}
     text, name = _text(cut, sizes)
     defines = tuple(sorted(sizes.items()))
@@ -120,6 +135,8 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
         "SLOTS": sum(_slots(cut)),
         "ACC": one.wide * columns // 2,
         "PAIRS": int(pairs),
+        "PRODUCTS": one.products,
+        "PROMOTE": _PROMOTE,
     }
     for name, axis, tile, low, box in zip("ZYX", conv.axes, (one.z, one.y, one.x), made.low, made.box, strict=True):
         found |= {

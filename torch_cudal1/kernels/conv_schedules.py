@@ -28,7 +28,7 @@ _SAME = 1.3  # how much slower than its bound another schedule with the same til
 class Schedule:
     """A block: `z` x `y` x `x` places and `columns` output channels; `channels` of input at a time, `taps` along z and y of a slot.
 
-    `wide`: rows of 64 a warpgroup has; `stages` of weights; `blocks` an SM should hold.
+    `wide`: rows of 64 a warpgroup has; `stages` of weights; `blocks` an SM should hold; `products`: 1 in TF32, 3 as exact as fp32.
     """
 
     z: int
@@ -40,6 +40,7 @@ class Schedule:
     wide: int
     stages: int
     blocks: int
+    products: int = 1
 
     def proposal(self) -> Proposal:
         """As a proposal of family "conv"."""
@@ -53,7 +54,13 @@ def read(proposal: Proposal) -> Schedule:
     numbers: dict[str, Any] = {name: proposal.number(name, 0) for name in proposal.config}
     one = Schedule(**numbers)
     powers = all(size > 0 and size & (size - 1) == 0 for size in (one.z, one.y, one.x, one.wide))
-    if not powers or one.z * one.y * one.x != 64 * one.wide * _WARPGROUPS or one.columns % 8 or one.stages < 2:
+    if (
+        not powers
+        or one.z * one.y * one.x != 64 * one.wide * _WARPGROUPS
+        or one.columns % 8
+        or one.stages < 2
+        or one.products not in (1, 3)
+    ):
         raise ProgramError("proposal", f"{one} is no tile of {64 * _WARPGROUPS} times `wide` places and a multiple of 8 columns")
     return one
 
@@ -105,7 +112,7 @@ def layout(conv: Convolution, one: Schedule) -> Layout:
     slots = max(1, min((count // one.taps for count in counts if count), default=1))
     boxes = min(conv.channels // one.channels, -(-(one.stages - 1) // slots) + 1)
     table = max(counts) // one.taps * steps * 4
-    floats = boxes * (one.channels + holes) * plane + one.stages * steps * 8 * together * one.columns
+    floats = boxes * (one.channels + holes) * plane + one.stages * one.products * steps * 8 * together * one.columns
     shared = -(-table * 8 // 128) * 128 + 4 * floats
     return Layout(together, taps, steps, vector, (z.low, y.low, first), x.low - first, box, plane, int(holes), boxes, table, shared)
 
@@ -123,10 +130,10 @@ def _plane(size: int, stride: int) -> int:
     return size + (wanted - size) % 32
 
 
-def schedules(conv: Convolution, most: int = 8) -> tuple[Schedule, ...]:
+def schedules(conv: Convolution, products: int, most: int = 8) -> tuple[Schedule, ...]:
     """At most `most` schedules, smallest bound first; those of a tile that was named before count as slower."""
     bounds: dict[Schedule, float] = {}
-    for one in _all(conv):
+    for one in _all(conv, products):
         try:
             bounds[one] = bound_s(conv, one)
         except NotLowerableError:
@@ -138,7 +145,7 @@ def schedules(conv: Convolution, most: int = 8) -> tuple[Schedule, ...]:
     return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0])[:most])
 
 
-def _all(conv: Convolution) -> Iterator[Schedule]:
+def _all(conv: Convolution, products: int) -> Iterator[Schedule]:
     z, y, x = conv.axes
     together = len(x.classes) if merged(x) else 1
     counts = math.gcd(*(a.count * b.count for a in z.classes for b in y.classes))
@@ -150,10 +157,10 @@ def _all(conv: Convolution) -> Iterator[Schedule]:
                 for channels in _channels(conv.channels):
                     for taps in (t for t in range(1, counts + 1) if counts % t == 0):
                         for stages in (2, 3, 4):
-                            room = wide * together * columns // 2 + 16 * wide + 44
+                            room = (products // 2 + 1) * (wide * together * columns // 2) + 8 * (products + 1) * wide + 44
                             for blocks in (1, 2, 3):
                                 if room * blocks <= 250:
-                                    yield Schedule(*tile, columns, channels, taps, wide, stages, blocks)
+                                    yield Schedule(*tile, columns, channels, taps, wide, stages, blocks, products)
 
 
 def _columns(outputs: int, together: int) -> list[int]:
@@ -194,10 +201,10 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
     wide, columns = one.wide * _WARPGROUPS, made.together * one.columns
     classes = [math.prod(c) for c in _products(conv)]
     slots = conv.channels // one.channels * sum(classes) / len(classes) / one.taps
-    tensor = wide * max(16.0, columns / 2)
-    read = wide * (16.0 * conv.axes[2].stride ** 0.5 + columns / 4 + 2)
+    tensor = wide * max(16.0, columns / 2) * one.products
+    read = wide * (16.0 * math.sqrt(conv.axes[2].stride) + columns / 4 * one.products + 2)
     step = max(tensor, read) + 0.25 * min(tensor, read)
-    weights = made.steps * columns * 32 / 20  # clocks of the L2 for one SM
+    weights = made.steps * columns * 32 * one.products / 20  # clocks of the L2 for one SM
     boxes = one.channels * math.prod(made.box) * 4 / 16 * one.taps / max(classes)
     per_slot = max(made.steps * step, weights + boxes) + 180 / one.blocks
     tiles = math.prod(-(-a.places // t) for a, t in zip(conv.axes, (one.z, one.y, one.x), strict=True))

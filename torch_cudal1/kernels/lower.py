@@ -65,15 +65,14 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
     """At most `most` ways to lower an island's reference Program, best guess first; () when these kernels do not cover it.
 
     `sm` is the compute capability (90 for sm_90); below 80 there is nothing, for lack of bfloat16 and NaN-propagating max. `rights`
-    are the op classes that may use TF32: "matmul" admits products that are no more exact than that, without "conv" there is no
-    convolution.
+    are the op classes that may use TF32: "matmul" admits products that are no more exact than that, "conv" convolutions.
     """
     if sm < 80:
         return ()
     try:
         traced = trace(program)
         if traced.family == "conv":
-            return _that_lower(program, traced, proposals(traced, sm, most) if "conv" in rights else ())
+            return _that_lower(program, traced, proposals(traced, sm, rights, most))
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         nest = schedule(traced.outputs)
