@@ -11,10 +11,12 @@ A file that is there already is continued. `--table` writes docs/judge.md from t
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -25,6 +27,7 @@ import torch
 
 from benchmarks.report import environment, load, save
 from tests.adversarial.case import CaseFile, case_files
+from tests.adversarial.nursery import forked_children
 from torch_cudal1.judge import Job, check
 from torch_cudal1.judge.channel import load_tensors
 from torch_cudal1.judge.contract import contract
@@ -45,6 +48,7 @@ _RESULTS = _ROOT / "benchmarks" / "results" / "catch-rate"
 _PAGE = _ROOT / "docs" / "judge.md"
 _BEGIN, _END = "<!-- catch rate: begin", "<!-- catch rate: end -->"
 _TIMEOUT_S = 30.0  # cases that hang do so for ever
+_files: dict[str, CaseFile] = {}  # of a worker process
 _RULE = """
 import torch
 
@@ -175,15 +179,28 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _judged_all(tasks: Sequence[_Task], args: argparse.Namespace) -> Iterator[tuple[_Task, Row]]:
-    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(args.jobs, get_context("spawn"), _open) as pool:
         running = {pool.submit(_judged, task, args.device): task for task in tasks}
         for future in as_completed(running):
-            yield running[future], future.result()
+            try:
+                row = future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # or all the others would be judged first, and nothing saved
+                raise
+            yield running[future], row
+
+
+def _open() -> None:
+    """A worker: its children are forked from one process that has done the imports, which spares three starts a task."""
+    stack = ExitStack()
+    stack.enter_context(forked_children())
+    atexit.register(stack.close)
+    _files.update({file.id: file for file in case_files()})
 
 
 def _judged(task: _Task, device_name: str) -> Row:
     device = torch.device(device_name)
-    file = next(file for file in case_files() if file.id == task.case)
+    file = _files[task.case]
     case, module = file.case, file.module
     row: Row = {"case": task.case, "side": task.side, "sha256": task.sha256, "number": case.number, "group": case.group}
     row |= {"form": case.form, "expected": case.expected, "profile": case.first_profile, "kernelbench": None}
