@@ -214,20 +214,21 @@ class Scenes:
         return {"gradient": gradient, "runs": dict(observe.report().counters).get("regions_swapped", 0)}
 
     def data_parallel_compiled(self) -> Seen:
-        body, x = Deep(), torch.ones(3, 512)
-        graphs = plant_compiled(lambda call: call(x), self._bucketed(body), self.folder / f"planted-{self.rank}", shifted)
+        x = torch.ones(3, 512)
+        graphs = plant_compiled(lambda call: call(x), self._bucketed(), self.folder / f"planted-{self.rank}", shifted)
         where = self.folder / f"planted-{self.rank}" if self.rank == 0 else self.cache("empty")
         options = {"cache_dir": where, "strictness": "error"}
         observe.reset()
-        compiled = torch.compile(self._bucketed(body), backend=cudal1, options=options)
+        compiled = torch.compile(self._bucketed(), backend=cudal1, options=options)
         out = compiled(x)
         out.sum().backward()
         told = dict(observe.report().counters)
         agreements = [event for event in observe.report().events if event.what == "agreed"]
         return {"graphs": graphs, "mean": out.mean().item(), "swapped": told.get("regions_swapped", 0), "agreed": len(agreements)}
 
-    def _bucketed(self, body: nn.Module) -> nn.Module:
-        return DistributedDataParallel(body, bucket_cap_mb=1)  # a layer is one MiB: Dynamo splits there
+    def _bucketed(self) -> nn.Module:
+        """A model of its own: two reducers on one would both fire, on a rank whose garbage collector left the first alone."""
+        return DistributedDataParallel(Deep(), bucket_cap_mb=1)  # a layer is one MiB: Dynamo splits there
 
 
 SCENES = [name for name, value in vars(Scenes).items() if callable(value) and name not in ("cache", "accelerated", "plant", "meet")]
