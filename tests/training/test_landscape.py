@@ -213,6 +213,25 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_parts_of_several_gpus_make_one_landscape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
+    monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for number, folder in enumerate(folders, 1):
+        assert main(["--device", "cpu", "--out", str(folder), "--part", f"{number}/2", "--only", "diag_left", "diag_right"]) == 0
+    parts = [set(read(folder / "landscape.json.gz").rows) for folder in folders]
+    assert all(parts)
+    assert not parts[0] & parts[1]
+    rows = [str(folder / "rows.jsonl") for folder in folders]
+    assert main(["--device", "cpu", "--out", str(tmp_path / "all"), "--budget-s", "0", "--resume", *rows]) == 0
+    assert set(read(tmp_path / "all" / "landscape.json.gz").rows) == parts[0] | parts[1]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["whole"] == len(parts[0] | parts[1])
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--out", str(tmp_path), "--part", "3/2"])
+
+
 def test_the_command_says_what_is_wrong_with_the_machine_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

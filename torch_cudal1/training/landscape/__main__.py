@@ -2,9 +2,10 @@
 
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
-Run it again with the same DIR, or with `--resume rows.jsonl` of an earlier one, to go on: `DIR/rows.jsonl` has every row that was
-ever measured, `DIR/landscape.json.gz` the tasks that are whole. It stops with a message where a reference cannot be judged, or
-nothing can be judged on this machine.
+Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
+ever measured, `DIR/landscape.json.gz` the tasks that are whole. With several GPUs of a kind, one process for each with `--part 1/4`
+and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then `--budget-s 0 --resume` with all their rows puts them together. It
+stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shutil
 import sys
 import time
 from collections import Counter
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     torch.set_num_threads(args.threads)
     codec, split = KslCodec(args.device), load_split(args.device)
-    tasks = [task for task in _in_turn(split) if not args.only or task.family in args.only]
+    number, parts = args.part
+    turns = _in_turn(split)[number - 1 :: parts]
+    tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
     if problem := _prepared(args.out, args.resume):
         print(problem, file=sys.stderr)
         return 1
@@ -106,18 +108,18 @@ def _naive(args: argparse.Namespace, device: torch.device) -> Trusting:
     return Trusting(device, workers=-(-args.lanes // 4), folder=args.out)
 
 
-def _prepared(folder: Path, earlier: Path | None) -> str:
-    """The folder of the run, with the rows of an earlier one where it has none; or what is wrong."""
+def _prepared(folder: Path, earlier: Sequence[Path]) -> str:
+    """The folder of the run, with the rows of earlier ones where it has none; or what is wrong."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if earlier is not None and not (folder / ROWS).exists():
-            shutil.copyfile(earlier, folder / ROWS)
+        if earlier and not (folder / ROWS).exists():
+            (folder / ROWS).write_text("".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier), encoding="utf-8")
     except OSError as error:
         return f"cannot begin in {folder}: {error}"
     return ""
 
 
-def _in_turn(split: Split) -> list[TrainingTask]:
+def _in_turn(split: Split) -> list[list[TrainingTask]]:
     """Two tasks of every family, one to train on and one held out, then the next two; kinds of operations by turns, products last.
 
     So whatever is whole when the time is up has something of most kinds, and nothing to train on without something to test it by.
@@ -132,7 +134,15 @@ def _in_turn(split: Split) -> list[TrainingTask]:
     largest = kinds.pop("mm", [])  # three times as many programs as others
     ordered = [family for turn in zip_longest(*kinds.values()) for family in turn if family is not None] + largest
     pairs = [list(zip_longest(*families[family])) for family in ordered]
-    return [task for turn in zip_longest(*pairs) for pair in turn if pair for task in pair if task is not None]
+    return [[task for task in pair if task is not None] for turn in zip_longest(*pairs) for pair in turn if pair]
+
+
+def _part(text: str) -> tuple[int, int]:
+    """ "2/4" as (2, 4). Raises ValueError."""
+    number, parts = map(int, text.split("/"))
+    if not 1 <= number <= parts:
+        raise ValueError(f"part {number} of {parts}")
+    return number, parts
 
 
 def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
@@ -159,7 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     made.add_argument("--budget-s", type=float, default=1_700.0, help="seconds after which no new batch is begun")
     made.add_argument("--out", type=Path, required=True, help="folder of the journal and the landscape")
-    made.add_argument("--resume", type=Path, metavar="ROWS", help="a rows.jsonl of an earlier run, for an --out that has none")
+    made.add_argument(
+        "--resume", type=Path, nargs="+", default=[], metavar="ROWS", help="rows.jsonl of earlier runs, for an --out without"
+    )
+    made.add_argument(
+        "--part", type=_part, default=(1, 1), metavar="N/M", help="the N-th of M parts of the tasks, for one of M GPUs"
+    )
     made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
     made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
     made.add_argument("--only", nargs="*", default=[], metavar="FAMILY", help="these operations only")
