@@ -156,9 +156,38 @@ def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
     assert not propose(program, 80, ("conv",))
 
 
-def test_depthwise_convolutions_are_left_to_others() -> None:
-    program = island(lambda x, w: F.conv2d(x, w, groups=8), (normal(1, 8, 9, 9), normal(8, 1, 3, 3)))
-    assert not propose(program, 90, ("conv",))
+DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
+    "3x3, bias and relu": (lambda x, w, b: F.relu(F.conv2d(x, w, b, groups=3)), ((2, 3, 13, 37), (3, 1, 3, 3), (3,)), 8),
+    "3x7, stride 2, dilated, padded": (
+        lambda x, w: F.conv2d(x, w, groups=2, stride=2, dilation=(2, 3), padding=(3, 2)),
+        ((1, 2, 14, 40), (2, 1, 3, 7)),
+        2,
+    ),
+    "two outputs a group, small image": (lambda x, w: F.conv2d(x, w, groups=4, padding=1), ((2, 4, 7, 7), (8, 1, 3, 3)), 4),
+    "one axis": (lambda x, w: F.conv1d(x, w, groups=3, padding=2), ((2, 3, 70), (3, 1, 5)), 1),
+    "three axes": (lambda x, w: F.conv3d(x, w, groups=2, padding=1), ((1, 2, 4, 5, 9), (2, 1, 3, 3, 3)), 4),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None:
+    function, shapes, rows = DEPTHWISE[name]
+    inputs = tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(1)) for shape in shapes)
+    program = island(function, inputs)
+    (proposal,) = (p for p in propose(program, 86) if p.config["rows"] == rows)
+    (got,) = run_on_cpu(program, proposal, inputs, tmp_path)
+    eager, exact = function(*inputs), function(*(t.double() for t in inputs))
+    assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-6)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+def test_depthwise_convolutions_become_machine_code(sm: int) -> None:
+    program = island(lambda x, w: torch.sigmoid(F.conv2d(x, w, groups=8)), (normal(1, 8, 9, 40), normal(8, 1, 3, 3)))
+    for proposal in propose(program, sm, most=2):
+        assert any(isinstance(step, Launch) for step in build(program, proposal, sm).steps)
 
 
 def test_nonsense_is_refused() -> None:

@@ -20,6 +20,7 @@ from itertools import zip_longest
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.conv_schedules import Layout, Schedule, layout, read, schedules
 from torch_cudal1.kernels.convolutions import Convolution, convolution_of
+from torch_cudal1.kernels.depthwise import depthwise, depthwise_proposals, is_depthwise
 from torch_cudal1.kernels.nodes import Conv
 from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
 from torch_cudal1.kernels.schedule import schedule_tail
@@ -50,8 +51,10 @@ def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tup
     With the right to TF32 every other one uses it: which of them is right depends on what cuDNN does here.
     """
     _, conv = convolution_of(tuple(o.node for o in traced.outputs))
-    if sm != 90 or (conv.channels == 1 and conv.outputs == 1):
-        return ()  # wgmma is sm_90's own; a depthwise convolution has nothing for a tensor core
+    if is_depthwise(conv):
+        return depthwise_proposals(conv, most)
+    if sm != 90:
+        return ()  # wgmma is sm_90's own
     exact = schedules(conv, 3, most)
     if "conv" not in rights:
         return tuple(one.proposal() for one in exact)
@@ -61,7 +64,9 @@ def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tup
 
 
 def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
-    """The two kernels, and their scratch value `first`. Raises NotLowerableError when the island has another form."""
+    """The kernels, and their scratch value `first` if any. Raises NotLowerableError when the island has another form."""
+    if "rows" in proposal.config:
+        return (depthwise(traced, proposal),), {}
     node, conv = convolution_of(tuple(o.node for o in traced.outputs))
     _check_memory(conv)
     schedule = read(proposal)
