@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,7 +107,7 @@ def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, 
         digests=[digest for agreement in first["agreements"] for digest in agreement["digests"]],
         swapped=first["swapped"],
         searched=[one["searched"] for one in seen],
-        error=max(one["error"] for one in seen),
+        error=None if any(math.isnan(one["error"]) for one in seen) else max(one["error"] for one in seen),
         seconds=[round(one["seconds"], 2) for one in seen],
     )
 
@@ -216,8 +216,8 @@ def _rank(args: argparse.Namespace) -> int:
     if here.kind == "cuda":
         torch.cuda.set_device(here.device)
     dist.init_process_group(_backend(here.kind), store=store, rank=here.rank, world_size=here.world, timeout=limit)
-    seen = {scene.__name__: _seen(scene, here) for scene in SCENES}
-    (here.folder / f"seen-{here.rank}.json").write_text(json.dumps(seen, default=str))
+    for scene in SCENES:
+        (here.folder / f"{scene.__name__}-{here.rank}.json").write_text(json.dumps(_seen(scene, here), default=str))
     dist.barrier()
     dist.destroy_process_group()
     return 0
@@ -232,19 +232,12 @@ def _measured(args: argparse.Namespace, world: int) -> list[Scene]:
     if args.kind == "cuda" and torch.cuda.device_count() < world:
         reason = f"needs {world} GPUs, torch finds {torch.cuda.device_count()}"
         return [Scene(world, _backend(args.kind), scene.__name__, "failed", reason) for scene in SCENES]
-    scratch = Path(tempfile.mkdtemp(prefix="cudal1-ranks-"))
-    try:
-        found = _crew(args, world, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    backend, names = _backend(args.kind), [scene.__name__ for scene in SCENES]
-    if isinstance(found, str):
-        return [Scene(world, backend, name, "failed", found) for name in names]
-    return [verdict(world, backend, name, [rank[name] for rank in found]) for name in names]
+    with tempfile.TemporaryDirectory(prefix="cudal1-ranks-", ignore_cleanup_errors=True) as scratch:
+        return _crew(args, world, Path(scratch))
 
 
-def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[dict[str, Any]] | str:
-    """What every rank saw, or why one of them did not come to an end."""
+def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
+    """A row for each scene: what every rank saw, or why one of them did not come to its end."""
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     environment = dict(os.environ) | {
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
@@ -252,17 +245,10 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[dict[str,
     }
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
     environment |= {"GLOO_SOCKET_IFNAME": "lo"} if args.kind == "cpu" else {}
-    given = [
-        "--kind",
-        args.kind,
-        "--counts",
-        str(world),
-        "--budget-s",
-        str(args.budget_s),
-        "--time-limit-s",
-        str(args.time_limit_s),
-    ]
-    command = [sys.executable, "-m", "benchmarks.bench_ranks", *given, "--port", str(store.port), "--folder", str(scratch)]
+    given = {"kind": args.kind, "counts": world, "budget-s": args.budget_s, "time-limit-s": args.time_limit_s}
+    given |= {"port": store.port, "folder": scratch}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "benchmarks.bench_ranks", *words]
     running = []
     for rank in range(world):
         with (scratch / f"errors-{rank}").open("wb") as errors:
@@ -271,19 +257,32 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[dict[str,
                     [*command, "--rank", str(rank)], cwd=_ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
                 )
             )
+    ended = ""
     try:
         codes = [process.wait(timeout=args.time_limit_s + 30) for process in running]
     except subprocess.TimeoutExpired:
-        return f"time limit of {args.time_limit_s:.0f} s"
+        codes, ended = [], f"time limit of {args.time_limit_s:.0f} s"
     finally:
         for process in running:
             process.kill()
     failed = next((rank for rank, code in enumerate(codes) if code), None)
     if failed is not None:
-        text = (scratch / f"errors-{failed}").read_text(errors="replace")
-        print(text[-4000:], file=sys.stderr)
-        return f"rank {failed} ended with code {codes[failed]}: {(text.strip().splitlines() or [''])[-1][:300]}"
-    return [json.loads((scratch / f"seen-{rank}.json").read_text()) for rank in range(world)]
+        said = (scratch / f"errors-{failed}").read_text(errors="replace")
+        ended = f"rank {failed} ended with code {codes[failed]}: {_last_words(said)}"
+    return [_row(world, _backend(args.kind), scene.__name__, scratch, ended) for scene in SCENES]
+
+
+def _last_words(errors: str) -> str:
+    print(errors[-4000:], file=sys.stderr)
+    lines = errors.strip().splitlines() or [""]
+    return next((line for line in lines if line.startswith("Timeout (")), lines[-1])[:300]
+
+
+def _row(world: int, backend: str, scene: str, scratch: Path, ended: str) -> Scene:
+    files = [scratch / f"{scene}-{rank}.json" for rank in range(world)]
+    if all(file.exists() for file in files):
+        return verdict(world, backend, scene, [json.loads(file.read_text()) for file in files])
+    return Scene(world, backend, scene, "failed", ended or "a rank left nothing behind")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """A leading rank that decides for as long as its stdin lets it; `test_rank_line` kills and stops it meanwhile.
 
-Run as `python -m tests.rank_leader PORT HEARTBEAT_S`; port 0: it hosts the store itself.
+Run as `python -m tests.rank_leader PORT HEARTBEAT_S [stuck]`; port 0: it hosts the store itself; stuck: it lives and never decides.
 It prints the port, "deciding", and the outcome.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,26 @@ def become(rank: int, store: Any) -> None:
     ranks.dist.get_world_size = lambda: 2
 
 
-def place(heartbeat_s: float, cache_dir: Path) -> Place:
+def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> Place:
     """Where nothing is looked up."""
-    return place_for(torch.device("cpu"), Settings(ranks_heartbeat_s=heartbeat_s, ranks_timeout_s=120.0, cache_dir=cache_dir))
+    settings = Settings(ranks_heartbeat_s=heartbeat_s, ranks_timeout_s=120.0, ranks_deciding_s=deciding_s, cache_dir=cache_dir)
+    return place_for(torch.device("cpu"), settings)
 
 
-def main(port: int, heartbeat_s: float) -> None:
+def deadlock() -> None:
+    """Two threads of a living process that wait for each other's lock."""
+    first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def hold(mine: threading.Lock, other: threading.Lock) -> None:
+        with mine:
+            both.wait()
+            other.acquire()
+
+    threading.Thread(target=hold, args=(second, first), daemon=True).start()
+    hold(first, second)
+
+
+def main(port: int, heartbeat_s: float, how: str = "") -> None:
     hosts = port == 0
     store = dist.TCPStore("127.0.0.1", port, None, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=120))
     print(store.port, flush=True)
@@ -43,6 +58,8 @@ def main(port: int, heartbeat_s: float) -> None:
 
     def decide() -> tuple[str, Told]:
         print("deciding", flush=True)
+        if how == "stuck":
+            deadlock()
         sys.stdin.readline()
         return "decided", Told("eager")
 
@@ -52,4 +69,4 @@ def main(port: int, heartbeat_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:])

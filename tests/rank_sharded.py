@@ -73,7 +73,8 @@ def compared(module: nn.Module, call: Callable[[], torch.Tensor], reference: nn.
     named = dict(reference.named_parameters())
     pairs = [(whole(own.grad), named[name].grad) for name, own in module.named_parameters() if own.grad is not None]
     right = all(torch.allclose(own, grad, **_CLOSE) for own, grad in pairs) and len(pairs) == len(named)
-    return {"right": torch.allclose(result, expected, **_CLOSE), "gradients": right, "reasons": reasons(module)}
+    seen = {"right": torch.allclose(result, expected, **_CLOSE), "gradients": right, "reasons": reasons(module)}
+    return seen | {"swapped": observe.report().counters.get("regions_swapped", 0)}
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -129,7 +130,7 @@ def blocks_compiled_and_sharded(here: Here) -> Seen:
     expected = reference[1](reference[0](here.x) + 1) + 1  # what rank 0 knows is visibly different
     seen = compared(module, lambda: module(here.x), reference, expected)
     counters = observe.report().counters
-    return seen | {"swapped": counters.get("regions_swapped", 0), "agreed": counters.get("ranks.agreed", 0)}
+    return seen | {"agreed": counters.get("ranks.agreed", 0)}
 
 
 def tensor_parallel(here: Here) -> Seen:

@@ -1,4 +1,4 @@
-"""Nobody waits for a deciding rank that was killed or stopped, everybody for one that is slow and lives."""
+"""Nobody waits for a deciding rank that was killed or stopped, everybody for one that is slow and lives, within a bound."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LONG_S = 60.0  # far below the ten minutes that a decision may take, far above w
 class Leader:
     """The process that leads; `store` is this process's way to the other."""
 
-    def __init__(self, hosts: bool, heartbeat_s: float) -> None:
+    def __init__(self, hosts: bool, heartbeat_s: float, *how: str) -> None:
         self.heartbeat_s = heartbeat_s
         own = None if hosts else dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        command = [sys.executable, "-m", "tests.rank_leader", "0" if own is None else str(own.port), str(heartbeat_s)]
+        command = [sys.executable, "-m", "tests.rank_leader", "0" if own is None else str(own.port), str(heartbeat_s), *how]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -68,9 +68,9 @@ def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     monkeypatch.setattr(ranks.dist, "get_rank", lambda: 1)
     monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
 
-    def agree(leader: Leader) -> Any:
+    def agree(leader: Leader, deciding_s: float = 600.0) -> Any:
         monkeypatch.setattr(ranks, "_store", lambda: leader.store)
-        here = place(leader.heartbeat_s, tmp_path)
+        here = place(leader.heartbeat_s, tmp_path, deciding_s)
         return ranks.agreed(["graph"], here, decide=lambda: pytest.fail("it does not lead"), follow=lambda told: told)
 
     yield agree
@@ -85,8 +85,8 @@ def leader(request: pytest.FixtureRequest) -> Iterator[Leader]:
     made.process.wait()
 
 
-def leading(*, hosts: bool, heartbeat_s: float = 2.0) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("leader", [(hosts, heartbeat_s)], indirect=True)
+def leading(*how: str, hosts: bool, heartbeat_s: float = 2.0) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("leader", [(hosts, heartbeat_s, *how)], indirect=True)
 
 
 @leading(hosts=False)
@@ -126,6 +126,22 @@ def test_a_leader_that_is_slow_and_lives_is_waited_for(leader: Leader, follower:
     leader.once_deciding(slowly)
     assert not isinstance(follower(leader), Apart)
     assert json.loads(leader.line()) == "decided"
+
+
+@leading("stuck", hosts=False, heartbeat_s=30.0)
+def test_a_leader_that_lives_and_is_stuck_is_given_up_and_hardly_waited_for_again(
+    leader: Leader, follower: Callable[..., Any]
+) -> None:
+    began = time.monotonic()
+    outcome = follower(leader, 6.0)
+    assert isinstance(outcome, Apart)
+    assert "rank 0 told nothing within 6 s while the others waited for its decision" in outcome.reason
+    assert int(leader.store.get("torch_cudal1/0/beat/0")) > 1  # it was alive all the time
+    assert leader.process.poll() is None
+    outcome = follower(leader, 6.0)
+    assert isinstance(outcome, Apart)
+    assert "only ranks [1] of 2 came within 1 s" in outcome.reason
+    assert time.monotonic() - began < LONG_S
 
 
 @leading(hosts=True)

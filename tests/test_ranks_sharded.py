@@ -15,7 +15,6 @@ LEFT_OUT = {
     "tensor_parallel": HOOKS,
     "tensor_parallel_compiled": "_c10d_functional.",  # a collective is no operator of a Program
     "distributed_tensors": "an argument is neither a plain tensor nor a plain value",
-    "distributed_tensors_compiled": "",
 }
 
 
@@ -40,6 +39,7 @@ def check(seen: list[dict[str, Any]]) -> None:
             if number and scene.endswith("compiled"):
                 continue  # the others were told to run Inductor, and looked no further
             assert any(reason in told for told in rank[scene]["reasons"]), (scene, rank[scene]["reasons"])
+        assert rank["distributed_tensors_compiled"]["swapped"] == 0  # its reason differs between versions of torch
         assert rank["sharded_after_it_was_accelerated"]["before"] == 1.0
         assert rank["sharded_after_it_was_accelerated"]["misses"] > 0
         assert rank["blocks_compiled_and_sharded"]["swapped"] > 0

@@ -5,8 +5,9 @@
 
 Everything goes through the store that the process group was set up with: no collective is called, so none can hang, and none of the
 user's is disturbed. Each wait ends after `ranks_timeout_s`, and the one for the leader when it has given no sign of life for
-`ranks_heartbeat_s`; what then counts is the first verdict in the store, which every rank reads, also one that comes later. After a
-meeting that not all came to, a process waits a second at the most until one succeeds.
+`ranks_heartbeat_s`, or lives and has not decided in `ranks_deciding_s`. What then counts is the first verdict in the store, which
+every rank reads, also one that comes later. After a meeting that not all came to, or whose leader was given up, a process waits a
+second at the most until one succeeds.
 
 The n-th binding of a rank meets the n-th bindings of the others. A rank that brings another graph is named in the log and in the
 report; ranks with equal graphs agree among themselves. Bytes of an entry from another rank are used, and not written to a cache.
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Apart", "Told", "agreed", "choices_from"]
 
 T = TypeVar("T")
-_DECIDING_S = 600.0  # for building and measuring what was chosen; a search comes on top
 _IMPATIENT_S = 1.0
 _CHUNK, _LIMIT_BYTES = 1 << 20, 64 << 20  # TCPStore refuses values of more than 8 MiB
 _ALL, _USE = "all came", "use it"
@@ -157,7 +157,7 @@ class _Meeting:
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
         searched = place.settings.budget_s + place.settings.candidate_timeout_s if place.settings.on_miss == "tune" else 0.0
-        self._deciding_s = _DECIDING_S + 2 * searched * len(graphs)
+        self._deciding_s = place.settings.ranks_deciding_s + 2 * searched * len(graphs)
 
     @property
     def leads(self) -> bool:
@@ -208,7 +208,9 @@ class _Meeting:
     def hear(self) -> Told | Apart | str:
         """Others: what the leader decided; a text says why it was not understood."""
         told_at, verdict, beat = (f"{name}/{self._leader}" for name in ("told", "verdict", "beat"))
+        global _kept_waiting
         if ended := self._line.wait_while_beating(told_at, verdict, beat, (self._heartbeat_s, self._deciding_s)):
+            _kept_waiting = True  # it will hardly come to the next meeting either
             return f"rank {self._leader} {ended} while the others waited for its decision"
         if not self._line.has([told_at]):
             return f"rank {self._leader} was given up before it told its decision"

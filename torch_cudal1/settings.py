@@ -70,7 +70,8 @@ class Settings:
     - shadow_rate: the share of calls of a swapped region that also run the baseline and are compared with it; 0: none.
     - on_mismatch: called with the event when such a comparison fails: a function, or "package.module:name".
     - ranks_agree: under torch.distributed all ranks that run a graph run the same choice; ranks_timeout_s: the longest they wait
-      for each other before all of them take the baseline, ranks_heartbeat_s: for one that decides and gives no sign of life.
+      for each other before all of them take the baseline, ranks_heartbeat_s: for one that decides and gives no sign of life,
+      ranks_deciding_s: for one that decides and lives; twice the budget of a search it may make comes on top.
     - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
     - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge" (judged here first where on_miss
       is "tune", refused elsewhere) or "signed" (always refused).
@@ -104,6 +105,7 @@ class Settings:
     ranks_agree: bool = True
     ranks_timeout_s: float = 60.0
     ranks_heartbeat_s: float = 60.0
+    ranks_deciding_s: float = 600.0
     trust: Literal["judge", "signed"] = "judge"
     publishers: Path | None = None
     revoked: Path | None = None
@@ -123,6 +125,7 @@ class Settings:
             ("shadow_rate", 0.0, 1.0),
             ("ranks_timeout_s", 0.0, 1e5),
             ("ranks_heartbeat_s", 0.1, 1e5),
+            ("ranks_deciding_s", 0.1, 1e5),
         ):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
