@@ -49,7 +49,9 @@ class IslandKernels:
         """Start compiling the proposals for `islands`, each region's once, in the background."""
         for region in {island.region.key: island.region for island in islands}.values():
             if self._stored(region) is None and (proposals := self._proposals(region)):
-                self.building[region.key] = _threads().submit(judge.build, region, proposals, self.job, self.place.target)
+                self.building[region.key] = judge.in_background(
+                    _threads(), judge.build, region, proposals, self.job, self.place.target
+                )
 
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
         """A kernel for each island that a template serves, and why others are not taken."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1 import observe
-from torch_cudal1.judge import warm
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import background, start, warm
 from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.trial import Trial
@@ -72,3 +77,35 @@ def test_a_child_that_must_not_be_kept_is_ended() -> None:
 def test_strangers_get_a_process_of_their_own() -> None:
     with pytest.raises(ValueError, match="strangers"), warm.lent(limits_for(Settings(), CPU, trust="foreign"), Contract()):
         pass
+
+
+def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, scratches, note = threading.Event(), [], background.Work.started
+
+    def noted(work: background.Work, process: object) -> None:
+        note(work, process)  # type: ignore[arg-type]
+        launched.set()
+
+    def scratch() -> Path:
+        scratches.append(start.make_scratch())
+        return scratches[-1]
+
+    monkeypatch.setattr(background.Work, "started", noted)
+    monkeypatch.setattr("torch_cudal1.judge.sandbox.make_scratch", scratch)
+    with warm.kept_warm():
+        warm.begin(LIMITS, Contract())
+        (coming,) = warm._STORE.coming[LIMITS, Contract()]
+        assert launched.wait(60)
+    with pytest.raises(SandboxError):  # it answers nobody, not even late
+        coming.result(timeout=30)
+    assert [path for path in scratches if path.exists()] == []
+    assert len(scratches) == 1  # what was ended on purpose is not tried again at a lower level
+
+
+def test_work_that_has_not_begun_does_not_begin_when_nobody_waits_any_more() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(time.sleep, 0.2)
+        with warm.kept_warm():
+            waiting = warm.in_background(threads, fail_with_one)
+        with pytest.raises(SandboxError, match="nobody waits"):
+            waiting.result(timeout=30)

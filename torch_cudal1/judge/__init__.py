@@ -6,7 +6,7 @@
 from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
 from torch_cudal1.judge.heat import Heat, heat
-from torch_cudal1.judge.warm import kept_warm
+from torch_cudal1.judge.warm import in_background, kept_warm
 
 __all__ = [
     "Heat",
@@ -19,6 +19,7 @@ __all__ = [
     "conservative",
     "evidence",
     "heat",
+    "in_background",
     "judge",
     "kept_warm",
     "rank_baselines",

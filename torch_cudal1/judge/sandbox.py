@@ -29,7 +29,7 @@ from typing import Any
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge import arena, probe
+from torch_cudal1.judge import arena, background, probe
 from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import Channel
 from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
@@ -83,7 +83,8 @@ class Child:
         try:
             self._begin(contract)
         except SandboxError as error:
-            if limits.trust != "own" or self.confinement.level < 2 or under:
+            work = background.current()
+            if limits.trust != "own" or self.confinement.level < 2 or under or (work is not None and work.ended):
                 raise
             probe.demote(limits, self.confinement.level, str(error))  # what the acts of the probe did not foresee
             self.confinement = _confinement(limits)
@@ -199,6 +200,8 @@ class Child:
             self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
             theirs.close()
+        if (work := background.current()) is not None:
+            work.started(self._process)
 
     def _greet(self, contract: Contract) -> None:
         limits = self.limits

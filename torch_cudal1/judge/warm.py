@@ -10,20 +10,23 @@ unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeAlias
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.background import Work
 from torch_cudal1.judge.limits import Limits
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 
-__all__ = ["begin", "fresh", "kept_warm", "lent"]
+__all__ = ["begin", "fresh", "in_background", "kept_warm", "lent"]
 
+_Args = ParamSpec("_Args")
+_Answer = TypeVar("_Answer")
 _Kind: TypeAlias = tuple[Limits, Contract]
 
 
@@ -34,6 +37,7 @@ class _Store(threading.local):
         self.depth = 0
         self.idle: dict[_Kind, Child] = {}
         self.coming: dict[_Kind, list[Future[Child]]] = {}
+        self.work = Work()
 
 
 _STORE = _Store()
@@ -41,13 +45,15 @@ _STORE = _Store()
 
 @contextmanager
 def kept_warm() -> Iterator[None]:
-    """Keep children for the body, in this thread. May be nested: the outermost ends them."""
+    """Keep children for the body, in this thread. May be nested: the outermost ends them, and what is done in the background."""
     _STORE.depth += 1
     try:
         yield
     finally:
         _STORE.depth -= 1
         if not _STORE.depth:
+            _STORE.work.end()
+            _STORE.work = Work()
             while _STORE.idle:
                 _STORE.idle.popitem()[1].close()
             for futures in _STORE.coming.values():
@@ -59,8 +65,15 @@ def kept_warm() -> Iterator[None]:
 def begin(limits: Limits, contract: Contract) -> None:
     """Start a child of that kind in the background. Does nothing outside `kept_warm()`, where nobody would end it."""
     if _STORE.depth and limits.trust == "own":
-        starting = _threads(limits.gpu).submit(Child, limits, contract)
+        starting = _STORE.work.submit(_threads(limits.gpu), Child, limits, contract)
         _STORE.coming.setdefault((limits, contract), []).append(starting)
+
+
+def in_background(
+    threads: ThreadPoolExecutor, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
+) -> Future[_Answer]:
+    """`function(*args, **kwargs)` in one of `threads`, as long as `kept_warm()` lasts here: then its children are killed."""
+    return _STORE.work.submit(threads, function, *args, **kwargs)
 
 
 @contextmanager

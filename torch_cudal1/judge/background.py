@@ -1,0 +1,73 @@
+"""Work with children in other threads, which ends as soon as nobody waits for it any more: its children are killed at once.
+
+Without that an interrupted search would end when the last child has imported torch, as an interpreter joins its threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+from torch_cudal1.errors import SandboxError
+
+__all__ = ["Work", "current"]
+
+_Args = ParamSpec("_Args")
+_Answer = TypeVar("_Answer")
+
+
+class _Process(Protocol):
+    def terminate(self) -> None:
+        """Without effect where it has ended."""
+
+
+class Work:
+    """What one user of children has asked of other threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self.ended = False
+
+    def submit(
+        self, threads: ThreadPoolExecutor, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> Future[_Answer]:
+        """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed ones raise SandboxError."""
+        return threads.submit(lambda: self._run(function, *args, **kwargs))
+
+    def started(self, process: _Process) -> None:
+        """A child of this work runs; it is ended at once if the work is over."""
+        with self._lock:
+            self._processes.append(process)
+            if self.ended:
+                process.terminate()
+
+    def end(self) -> None:
+        """Kill what runs; what has not begun does not begin. Waits for nothing."""
+        with self._lock:
+            self.ended = True
+            for process in self._processes:
+                process.terminate()
+
+    def _run(self, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
+        if self.ended:
+            raise SandboxError("starting", "nobody waits for it any more")
+        _HERE.work = self
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _HERE.work = None
+
+
+class _Here(threading.local):
+    work: Work | None = None
+
+
+_HERE = _Here()
+
+
+def current() -> Work | None:
+    """The work that this thread does; None in a thread that works for itself."""
+    return _HERE.work
