@@ -29,6 +29,8 @@ struct int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -166,6 +168,27 @@ static void WGMMA(float (&d)[ACC], uint64_t a, uint64_t b, int add) {
     d[i] = sum;
   }
 }
+
+#if STREAM
+static uint32_t to_pieces(float low, float high) { return to_piece(low) | (uint32_t)to_piece(high) << 16; }
+static float low_piece(uint32_t both) { return from_piece((uint16_t)both); }
+static float high_piece(uint32_t both) { return from_piece((uint16_t)(both >> 16)); }
+static void WGMMA_HELD(float (&d)[ACC], const uint32_t (&a)[4], uint64_t b, int add) {
+  const int group = threadIdx.x / 128 * 128, thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < 4; ++i) block->held[threadIdx.x * 4 + i] = a[i];
+  fence_wgmma();
+  for (int i = 0; i < ACC; ++i) {
+    const int r = row + i / 2 % 2 * 8, c = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    float sum = add ? d[i] : 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t both = block->held[(group + r / 16 * 32 + r % 8 * 4 + k % 8 / 2) * 4 + r % 16 / 8 + k / 8 * 2];
+      sum += from_piece((uint16_t)(k % 2 ? both >> 16 : both)) * element(b, c, k);
+    }
+    d[i] = sum;
+  }
+  fence_wgmma();
+}
+#endif
 
 // ---- wgmma of TF32 with its first operand in registers, the second K-major without swizzle; copies that end at once
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.islands import island
+from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build
 from torch_cudal1.kernels.gemm_schedules import Schedule
 from torch_cudal1.program.execute import prepare
@@ -25,6 +26,10 @@ SCHEDULES = {
     "packed-f16x3, wide": Schedule("packed-f16x3", 128, 192, 64, 8, 2),
     "packed-f16x3, narrow": Schedule("packed-f16x3", 128, 64, 64, 8, 4, 2),
     "packed-f16x3, in pairs": Schedule("packed-f16x3", 128, 128, 64, 8, 3, 4, 1, 1, 2),
+    "packed-f16x3, split": Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8, 2),
+    "packed-stream": Schedule("packed-stream", 128, 128, 64, 8, 3),
+    "packed-stream, narrow": Schedule("packed-stream", 128, 64, 64, 8, 4),
+    "packed-stream, split": Schedule("packed-stream", 128, 64, 64, 8, 4, 8, 2),
     "packed-bf16x6": Schedule("packed-bf16x6", 128, 128, 64, 8, 2),
 }
 FAST = {
@@ -81,7 +86,12 @@ def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: Sche
         pytest.skip("for sm_90 only")
     major, minor = torch.cuda.get_device_capability()
     shapes = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs)
-    program = build(island(function, shapes), Proposal("gemm", schedule.proposal().config), 10 * major + minor)
+    try:
+        program = build(island(function, shapes), Proposal("gemm", schedule.proposal().config), 10 * major + minor)
+    except NotLowerableError as reason:
+        if schedule.method != "packed-stream" and schedule.split == 1:
+            raise
+        pytest.skip(f"a method for some products: {reason}")
     runner = prepare(program, torch.device("cuda"))
     first, second = runner(list(inputs))[0], runner(list(inputs))[0]
     assert first is not None
@@ -127,7 +137,7 @@ def test_nan_and_infinity_go_where_fp32_sends_them(method: str) -> None:
     assert torch.equal(got[plain.isinf()], plain[plain.isinf()])
 
 
-@pytest.mark.parametrize("method", ["packed-f16x3", "packed-f16x3, wide", "packed-bf16x6"])
+@pytest.mark.parametrize("method", ["packed-f16x3", "packed-f16x3, wide", "packed-stream", "packed-bf16x6"])
 def test_numbers_that_pieces_cannot_hold_are_computed_in_fp32(method: str) -> None:
     """A row's huge number meets only zeros: what is left of the row is 2^-40 of its scale, below what fp16 pieces hold."""
     a, b = normal(256, 256), normal(256, 256)

@@ -21,6 +21,7 @@ THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)
 SIX = Schedule("packed-bf16x6", 128, 64, 64, 8, 2, 8)
 PAIR = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2, 1, 1, 2)
 ONE = Schedule("packed-f16x1", 128, 32, 64, 8, 3, 8, 1, 2)
+STREAM = Schedule("packed-stream", 128, 64, 64, 8, 2, 2)
 NEVER = Schedule("packed-f16x1", 128, 64, 64, 8, 2, 8, 1, 0)
 
 
@@ -43,6 +44,16 @@ def far_apart() -> tuple[Tensor, Tensor]:
     return a, F.relu(normal(70, 36))
 
 
+def depths_far_apart() -> tuple[Tensor, Tensor]:
+    """Rows and runs of 64 of k of very different size, some zero."""
+    a = normal(40, 208) * torch.logspace(-15, 10, 40)[:, None]
+    b = normal(208, 36)
+    a[:, 64:128] *= 1e10
+    b[64:128] *= 1e-10
+    a[3], a[:, 128:192] = 0, 0
+    return a, b
+
+
 # name -> (schedule, function, inputs, rms error over eager's that is allowed)
 CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]] = {
     "ragged, several tiles, bias and gelu": (
@@ -60,6 +71,15 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[Tensor, ...], float]]
     "a pair of blocks shares columns": (PAIR, lambda a, b: a.t() @ b, (normal(200, 250), normal(200, 60)), 1.5),
     "rows far apart": (THREE, torch.mm, far_apart(), 1.5),
     "hidden by a huge number": (THREE, torch.mm, hidden(30, 70), 1.01),
+    "streamed, the weight is": (
+        STREAM,
+        lambda c, a, b: F.gelu(torch.addmm(c, a, b.t())),
+        (normal(140), normal(70, 132), normal(140, 132)),
+        1.5,
+    ),
+    "streamed, the left one is, in a batch": (STREAM, torch.bmm, (normal(2, 130, 68), normal(2, 68, 41)), 1.5),
+    "streamed, rows and depths far apart": (STREAM, torch.mm, depths_far_apart(), 1.5),
+    "streamed, hidden by a huge number": (STREAM, torch.mm, hidden(30, 72), 1.01),
     "tf32's accuracy, never promoted": (NEVER, lambda a, b: a @ b, (normal(33, 192), normal(192, 34)), 5e3),
     "tf32's accuracy": (ONE, lambda a, b: F.relu(a @ b), (normal(33, 192), normal(192, 34)), 5e3),
 }
@@ -80,10 +100,11 @@ def test_packed_products_match_float64(name: str, tmp_path: Path) -> None:
     assert row_errors(got, exact) <= allowed * max(row_errors(eager, exact), 1e-7)
 
 
-def test_nan_and_infinity_go_where_fp32_sends_them(tmp_path: Path) -> None:
-    a, b = normal(36, 70), normal(70, 66)
+@pytest.mark.parametrize("schedule", [SIX, STREAM])
+def test_nan_and_infinity_go_where_fp32_sends_them(schedule: Schedule, tmp_path: Path) -> None:
+    a, b = normal(36, 72), normal(72, 66)
     a[3, 7], a[5, 1], a[7, 9], a[7, 11], b[2, 65] = float("nan"), float("inf"), float("-inf"), float("inf"), 3.4e38
-    (got,) = run_on_cpu(island(torch.mm, (a, b)), SIX.proposal(), (a, b), tmp_path)
+    (got,) = run_on_cpu(island(torch.mm, (a, b)), schedule.proposal(), (a, b), tmp_path)
     plain = a @ b
     assert torch.equal(got.isnan(), plain.isnan())
     assert torch.equal(got.isinf(), plain.isinf())

@@ -35,7 +35,7 @@ from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["Parts", "folded", "parts_of", "split_outputs", "tiled"]
+__all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 
 _POINTERS = {
     torch.float32: "*fp32",
@@ -139,6 +139,19 @@ def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[
         total = pointwise("({0} + {1})", total, _plane(leaf, piece), dtype=torch.float32)
     outputs = tuple(replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)})) for o in parts.traced.outputs)
     return Parts(parts.traced, plane, product, schedule_tail((alone,), plane)), outputs, spec
+
+
+def split_as_batch(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
+    """As `split_outputs`, with the pieces of k as the matrices of a batch. Raises NotLowerableError where k has no such pieces."""
+    product = parts.product
+    if product.batch > 1 or product.k % split:
+        raise NotLowerableError(f"k = {product.k} of a batch of {product.batch} in {split} equal pieces")
+    _, outputs, spec = split_outputs(parts, split, scratch)
+    length = product.k // split
+    left, right = (replace(one, batch=one.depth * length) for one in (product.left, product.right))
+    pieces = Dot((split, product.m, product.n), torch.float32, parts.dot.left, parts.dot.right)
+    tail = schedule_tail((Output(scratch, pieces, replace(spec, shape=pieces.shape, strides=row_major(pieces.shape))),), pieces)
+    return Parts(parts.traced, pieces, replace(product, batch=split, k=length, left=left, right=right), tail), outputs, spec
 
 
 def folded(parts: Parts) -> tuple[Output, ...]:

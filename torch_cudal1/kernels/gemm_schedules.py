@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from torch_cudal1.errors import ProgramError
+from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.plan import Proposal, shared_limit
-from torch_cudal1.kernels.products import Product
+from torch_cudal1.kernels.products import Product, streamed
 
 __all__ = ["FP32_METHODS", "METHODS", "Schedule", "read", "schedules"]
 
@@ -38,6 +38,7 @@ class Method:
 
 METHODS = {
     "packed-f16x3": Method(4, False, 90, 2.3e14, 4, exact_sm=True),
+    "packed-stream": Method(4, False, 90, 2.1e14, 4, exact_sm=True),
     "packed-bf16x6": Method(4, False, 90, 1.2e14, 6, exact_sm=True),
     "packed-f16x1": Method(4, True, 90, 6.0e14, 2, exact_sm=True),
     "bf16x6": Method(4, False, 80, 6.5e13, 4),
@@ -117,6 +118,7 @@ _TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
 _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
     # two depths before promotion are no faster and double the error, which at small k is then above cuBLAS's
     "packed-f16x3": ((128, 3, 1, 8, 1), (128, 3, 1, 8, 2), (192, 2, 1, 8, 1), (192, 2, 1, 4, 2), (64, 4, 1, 8, 1)),
+    "packed-stream": ((128, 3, 1, 8, 1), (64, 4, 1, 8, 1)),
     "packed-bf16x6": ((128, 2, 1, 8, 1), (128, 2, 1, 8, 2), (96, 2, 1, 8, 1)),
     "packed-f16x1": (
         (256, 4, 0, 8, 1),
@@ -127,7 +129,8 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 8, 0, 8, 1),
     ),
 }
-_PIECES = {"packed-f16x3": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
+_PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
+_LEAST_STREAMED = 8  # rows of the other operand: below, tiles are almost empty
 
 
 def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
@@ -159,7 +162,7 @@ def read(proposal: Proposal) -> Schedule:
         raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
     if packed:
         _check_packed(schedule)
-    if schedule.cluster not in ((1, 2) if packed else (1,)):
+    if schedule.cluster not in ((1, 2) if packed and schedule.method != "packed-stream" else (1,)):
         raise ProgramError("proposal", f"a cluster of {schedule.cluster}; expected 1, or for packed tiles 2")
     if schedule.warps not in (1, 2, 4, 8, 16) or min(schedule.stages, schedule.group, schedule.split) < 1:
         raise ProgramError("proposal", f"{schedule}: warps must be a power of two up to 16, the other numbers positive")
@@ -168,6 +171,8 @@ def read(proposal: Proposal) -> Schedule:
 
 def _check_packed(schedule: Schedule) -> None:
     never = schedule.promote == 0
+    if schedule.method == "packed-stream" and (schedule.promote != 1 or schedule.columns > 128):
+        raise ProgramError("proposal", f"{schedule}: a streamed product promotes every depth, in tiles of at most 128 columns")
     widest = 256 if never else 192  # two sets of accumulators, or one, in the registers
     if (schedule.rows, schedule.depth) != (128, 64) or schedule.columns % 32 or schedule.columns > widest:
         sizes = (schedule.rows, schedule.columns, schedule.depth)
@@ -179,6 +184,8 @@ def _check_packed(schedule: Schedule) -> None:
 def bound_s(product: Product, schedule: Schedule) -> float:
     """Seconds that `schedule` cannot go below, roughly; for ordering."""
     method, size = METHODS[schedule.method], product.dtype.itemsize
+    if schedule.method == "packed-stream":
+        product, _ = streamed(product)
     operands = size * product.batch * (product.m + product.n) * product.k
     moved = operands + 4 * product.batch * product.m * product.n
     if schedule.method == "fold":
@@ -194,8 +201,9 @@ def bound_s(product: Product, schedule: Schedule) -> float:
         moved += 8 * schedule.split * product.batch * product.m * product.n
         launches = 2
     if schedule.method in _PIECES:
-        extra = (8 + 2 * _PIECES[schedule.method]) / 4 * operands / _BYTES_PER_S  # read twice, written in pieces
-        return max(work, moved / _BYTES_PER_S) + extra + 3 * _LAUNCH_S
+        packed = size * product.batch * product.n * product.k if schedule.method == "packed-stream" else operands
+        extra = (8 + 2 * _PIECES[schedule.method]) / 4 * packed / _BYTES_PER_S  # read twice, written in pieces
+        return max(work, moved / _BYTES_PER_S) + extra + (2 + launches) * _LAUNCH_S
     return max(work, moved / _BYTES_PER_S) + launches * _LAUNCH_S
 
 
@@ -213,11 +221,7 @@ def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
         yield Schedule("fold", warps=4)
         return
     if name in _PACKED:
-        if product.m < 64 or product.k < 64:
-            return  # one tile high: packing costs more than it saves
-        for columns, stages, promote, group, cluster in _PACKED[name]:
-            if columns <= max(64, 2 * product.n) and 128 * cluster < 2 * product.m:
-                yield Schedule(name, 128, columns, 64, 8, stages, group, 1, promote, cluster)
+        yield from _of_packed(name, product)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
         if rows >= 2 * max(16, product.m) or columns >= 2 * max(16, product.n):
@@ -227,6 +231,34 @@ def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
             stages = max(2, stages * shared_limit(sm) // shared)
         for split in _splits(product, rows, columns):
             yield Schedule(name, rows, columns, depth, warps, stages, 8, split)
+
+
+def _of_packed(name: str, product: Product) -> Iterable[Schedule]:
+    """A product of which one tile would be mostly empty costs more to pack than it saves."""
+    least = min(product.m, product.n) if name == "packed-stream" else product.m
+    if least < (_LEAST_STREAMED if name == "packed-stream" else 64) or product.k < 32:
+        return
+    if name == "packed-stream":
+        try:
+            product, _ = streamed(product)
+        except NotLowerableError:
+            return
+    for columns, stages, promote, group, cluster in _PACKED[name]:
+        if columns > max(64, 2 * product.n) or 128 * cluster >= 2 * product.m:
+            continue
+        tiles = product.batch * math.ceil(product.m / 128) * math.ceil(product.n / columns)
+        for split in _even_splits(product, tiles):
+            yield Schedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
+
+
+def _even_splits(product: Product, tiles: int) -> tuple[int, ...]:
+    """1, and the power of two that fills the SMs where tiles leave more than half of them idle; pieces are whole depths of k."""
+    if product.batch > 1 or tiles > _SMS // 2:
+        return (1,)
+    split = 1 << int(math.log2(2 * _SMS / tiles))
+    while split > 1 and (product.k % (64 * split) or product.k // split < 512):
+        split //= 2
+    return (1, split) if split > 1 else (1,)
 
 
 def _splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:

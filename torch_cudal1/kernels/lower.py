@@ -14,7 +14,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.conv import convolved, proposals
-from torch_cudal1.kernels.gemm import folded, parts_of, split_outputs, tiled
+from torch_cudal1.kernels.gemm import folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.index import row_major
 from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, replaced, reshape
@@ -159,20 +159,20 @@ def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lower
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     outputs = {o.value: o.spec for o in traced.outputs}
     one = read(proposal)
+    in_pieces = one.method.startswith("packed")
     if one.method == "fold":
         rest = {name: value for name, value in proposal.config.items() if name != "method"}
         return lower(program, Proposal("reduction", rest), traced=Trace(folded(parts), traced.leaves, "reduction"))
-    if one.method.startswith("packed"):
-        kernels, scratch = packed(parts, proposal, first)
-        return Lowered(kernels, outputs | scratch)
     if one.split == 1:
-        return Lowered((tiled(parts, proposal, specs),), outputs)
-    alone, made, spec = split_outputs(parts, one.split, first)
+        kernels, scratch = packed(parts, proposal, first) if in_pieces else ((tiled(parts, proposal, specs),), {})
+        return Lowered(kernels, outputs | scratch)
+    alone, made, spec = (split_as_batch if in_pieces else split_outputs)(parts, one.split, first)
     specs[first] = spec
     tail = schedule(made)
     config = Proposal("elementwise", tiles(tail)[0])
     combined = _lowered(((tail, _tile(tail, config), config.number("warps", 4)),), traced, specs)
-    return Lowered((tiled(alone, proposal, specs), *combined.kernels), {first: spec} | dict(combined.written))
+    kernels, scratch = packed(alone, proposal, first + 1) if in_pieces else ((tiled(alone, proposal, specs),), {})
+    return Lowered((*kernels, *combined.kernels), {first: spec} | scratch | dict(combined.written))
 
 
 def _tile(nest: Nest, proposal: Proposal) -> Tile:

@@ -12,6 +12,7 @@
 //
 // Constants: HALF (1: fp16 pieces with row scales, 0: bf16), PLANES, PRODUCTS (1, 3 or 6), BM = 128, BN (multiple of 32 up to 192; to 256 without promotion), STAGES,
 // PROMOTE (0: never), GROUP, CLUSTER (blocks that share columns of B: 1 or 2); M, N, K; A_ROW, A_K, A_BATCH, A_OFFSET, A_BATCHES and the same of B: strides in elements, how many matrices there are;
+// STREAM (1: A is not packed, see packed_stream.cu), SWAPPED (1: rows of A are columns of C);
 // M_PAD (multiple of BM * CLUSTER), N_PAD (of BN), CHUNKS (64 of k each, a multiple of PROMOTE), SEGMENTS of SEGMENT chunks to measure, PACK_CHUNKS a
 // block packs; ACC = BN / 2; PAIRS (columns 2i and 2i + 1 of C are one
 // aligned float2). Words that the generator replaces: MEASURE, PACK, MULTIPLY, INDEX, WGMMA_DEFINITION, TAIL_DEFINITION, TAIL_PARAMETERS, TAIL_ARGUMENTS.
@@ -27,6 +28,7 @@ typedef long long i64;
 #define STAGE_A (PLANES * BM * BK * 2)  // bytes
 #define STAGE_B (PLANES * BN * BK * 2)
 #define STAGE (STAGE_A + STAGE_B)
+#define STAGE_STREAM (STAGE_B + BM * 320)  // packed_stream.cu: rows of A as they lie
 #define INEXACT 0x10000            // flags beside the exponent: a piece was cut off; nothing of the row may be trusted
 #define SPECIAL 0x20000
 #define EXPONENT_BIAS 1024
@@ -58,6 +60,15 @@ __device__ __forceinline__ float from_piece(u16 piece) {
   return __uint_as_float((u32)piece << 16);
 #endif
 }
+#if STREAM
+__device__ __forceinline__ u32 to_pieces(float low, float high) {
+  u32 both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+__device__ __forceinline__ float low_piece(u32 both) { return from_piece((u16)both); }
+__device__ __forceinline__ float high_piece(u32 both) { return from_piece((u16)(both >> 16)); }
+#endif
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void init(u32 barrier, int count) {

@@ -20,6 +20,7 @@ __device__ __forceinline__ Tile tile_of(int block) {  // GROUP rows of tiles at 
   return {batch, ((band * GROUP + rest % rows) * CLUSTER + rank) * BM, rest / rows * BN};
 }
 
+#if !STREAM
 __device__ __forceinline__ void produce(const u16* a_planes, const u16* b_planes, const Tile& tile, u32 ring, u32 full, u32 empty) {
   const u16* left = a_planes + (A_BATCHES == 1 ? 0 : tile.batch) * (i64)PLANES * CHUNKS * M_PAD * BK + tile.row / 8 * ATOM;
   const u16* right = b_planes + (B_BATCHES == 1 ? 0 : tile.batch) * (i64)PLANES * CHUNKS * N_PAD * BK + tile.column / 8 * ATOM;
@@ -106,6 +107,7 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
 #endif
 }
 
+#endif
 // The same sums in plain fp32, for tiles the pieces do not hold: 16 of k at a time through shared memory
 __device__ __forceinline__ void exactly(float (&sum)[ACC], const float* a, const float* b, const Tile& tile, float* room, int at) {
   const int quad = at % 4, first = at / 128 * 64 + at % 128 / 32 * 16 + at % 32 / 4;
@@ -149,8 +151,7 @@ __device__ __forceinline__ float scaled(float x, int exponent) {  // x 2^exponen
 }
 
 // Puts the scales back. True where the tile must be computed again: a special row, or rows whose sums are as small as what was cut off.
-__device__ __forceinline__ bool finished(float (&sum)[ACC], const int2* a_info, const int2* b_info, int quad) {
-  const int2 low = __ldg(a_info), high = __ldg(a_info + 8);
+__device__ __forceinline__ bool finished(float (&sum)[ACC], int2 low, int2 high, const int2* b_info, int quad) {
   bool special = (low.x | high.x) & SPECIAL;
   const bool cut_row = (low.x | high.x) & INEXACT;
   const int e_low = (low.x & 0xFFFF) - EXPONENT_BIAS, e_high = (high.x & 0xFFFF) - EXPONENT_BIAS;
@@ -205,6 +206,11 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* c, const T
     for (int side = 0; side < 2; ++side) {
       const int inside = tile.row + first + 8 * side, column = tile.column + 8 * j + 2 * quad;
       if (inside >= M || column >= N) continue;
+#if SWAPPED  // the rows of A are the columns of C
+      const INDEX row = tile.batch * (INDEX)N + column;
+      c[place(row, inside)] = tail(sum[4 * j + 2 * side], row, inside TAIL_ARGUMENTS);
+      if (column + 1 < N) c[place(row + 1, inside)] = tail(sum[4 * j + 2 * side + 1], row + 1, inside TAIL_ARGUMENTS);
+#else
       const INDEX row = tile.batch * (INDEX)M + inside;
       const float x = tail(sum[4 * j + 2 * side], row, column TAIL_ARGUMENTS);
       if (column + 1 == N) {
@@ -218,10 +224,12 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* c, const T
       c[place(row, column)] = x;
       c[place(row, column + 1)] = y;
 #endif
+#endif
     }
   }
 }
 
+#if !STREAM
 extern "C" __global__ void __launch_bounds__(384, 1) CLUSTER_DIMENSIONS
     MULTIPLY(const float* a, const float* b, const u16* a_planes, const u16* b_planes, const int2* a_info, const int2* b_info,
              float* c TAIL_PARAMETERS) {
@@ -248,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) CLUSTER_DIMENSIONS
     consume(sum, ring, full, empty, at / 128, at % 32);
     const int2* about_rows = a_info + (A_BATCHES == 1 ? 0 : tile.batch) * M_PAD + tile.row + first;
     const int2* about_columns = b_info + (B_BATCHES == 1 ? 0 : tile.batch) * N_PAD + tile.column + 2 * quad;
-    if (any_consumer(finished(sum, about_rows, about_columns, quad))) {
+    if (any_consumer(finished(sum, __ldg(about_rows), __ldg(about_rows + 8), about_columns, quad))) {
       float* room = reinterpret_cast<float*>(memory + (ring - shared_address(memory)));
       exactly(sum, a, b, tile, room, at);
     }
@@ -256,3 +264,4 @@ extern "C" __global__ void __launch_bounds__(384, 1) CLUSTER_DIMENSIONS
     if (CLUSTER > 1) meet_cluster();  // nobody leaves while another block may still reach its barriers
   }
 }
+#endif

@@ -144,11 +144,22 @@ __device__ __forceinline__ void pack_rows(const float* base, const float4* facts
 #pragma unroll
         for (int p = 0; p < PLANES; ++p) rest = take(rest, w[p][j]);
       }
+#if STREAM  // of 16 neighbours in k, 0 1 4 5 8 9 12 13 come first: a thread of packed_stream.cu has four neighbours of A
+      const int row = row_of<ALONG_K>(i), half = eighth<ALONG_K>() % 2 * 8, unit = eighth<ALONG_K>() / 2 * 2;
+      char* line = memory + row * 128 + half;
+#pragma unroll
+      for (int p = 0; p < PLANES; ++p) {
+        *reinterpret_cast<uint2*>(line + p * 128 * BK * 2 + (unit ^ row % 8) * 16) = make_uint2(pair(w[p][0], w[p][1]), pair(w[p][4], w[p][5]));
+        *reinterpret_cast<uint2*>(line + p * 128 * BK * 2 + ((unit + 1) ^ row % 8) * 16) =
+            make_uint2(pair(w[p][2], w[p][3]), pair(w[p][6], w[p][7]));
+      }
+#else
       const int row = row_of<ALONG_K>(i), at = row * 128 + (eighth<ALONG_K>() ^ (row % 8)) * 16;
 #pragma unroll
       for (int p = 0; p < PLANES; ++p)
         *reinterpret_cast<uint4*>(memory + p * 128 * BK * 2 + at) =
             make_uint4(pair(w[p][0], w[p][1]), pair(w[p][2], w[p][3]), pair(w[p][4], w[p][5]), pair(w[p][6], w[p][7]));
+#endif
     }
     __syncthreads();
     u16* to = planes + ((i64)chunk * (PADDED / 8) + block * 16) * ATOM;
@@ -165,6 +176,22 @@ __device__ __forceinline__ void pack_rows(const float* base, const float4* facts
 #define FOR_A A_K == 1, (A_K == 1 ? A_ROW % 4 == 0 && K % 8 == 0 : A_ROW == 1 && A_K % 4 == 0 && M % 4 == 0) && A_BATCH % 4 == 0 && A_OFFSET % 4 == 0, M, A_ROW, A_K, M_PAD
 #define FOR_B B_K == 1, (B_K == 1 ? B_ROW % 4 == 0 && K % 8 == 0 : B_ROW == 1 && B_K % 4 == 0 && N % 4 == 0) && B_BATCH % 4 == 0 && B_OFFSET % 4 == 0, N, B_ROW, B_K, N_PAD
 
+#if STREAM  // A is not packed
+extern "C" __global__ void __launch_bounds__(256)
+    MEASURE(const float* b, float4* b_facts) {
+  const int block = blockIdx.x / SEGMENTS, segment = blockIdx.x % SEGMENTS;
+  const i64 batch = block / BLOCKS_B;
+  measure_rows<FOR_B>(b + B_OFFSET + batch * B_BATCH, b_facts + batch * SEGMENTS * N_PAD, block % BLOCKS_B, segment);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    PACK(const float* b, const float4* b_facts, u16* b_planes, int2* b_info) {
+  const int parts = (CHUNKS + PACK_CHUNKS - 1) / PACK_CHUNKS, block = blockIdx.x / parts;
+  const i64 batch = block / BLOCKS_B;
+  pack_rows<FOR_B>(b + B_OFFSET + batch * B_BATCH, b_facts + batch * SEGMENTS * N_PAD, b_planes + batch * PLANES * CHUNKS * N_PAD * BK,
+                   b_info + batch * N_PAD, block % BLOCKS_B, blockIdx.x % parts);
+}
+#else
 extern "C" __global__ void __launch_bounds__(256)
     MEASURE(const float* a, const float* b, float4* a_facts, float4* b_facts) {
   int block = blockIdx.x;
@@ -197,4 +224,4 @@ extern "C" __global__ void __launch_bounds__(256)
                      b_info + batch * N_PAD, block % BLOCKS_B, part);
   }
 }
-
+#endif

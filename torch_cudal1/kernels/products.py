@@ -7,7 +7,7 @@ operand that must be computed first is refused, since the product would compute 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, pointwis
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["HANDLERS", "Operand", "Product", "product_of"]
+__all__ = ["HANDLERS", "Operand", "Product", "product_of", "streamed"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -50,6 +50,24 @@ class Product:
     def flops(self) -> float:
         """Multiplications and additions."""
         return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def streamed(product: Product) -> tuple[Product, bool]:
+    """The product with the operand that is read as it lies as its left one, and whether that was the right one.
+
+    Its rows must lie in memory 16 bytes at a time. Of two such operands it is the larger. Raises NotLowerableError without one.
+    """
+    sides = [(product.m, product.left, False), (product.n, product.right, True)]
+    fit = [side for side in sides if side[1].depth == 1 and _aligned(side[1]) and product.k % 4 == 0]
+    if not fit:
+        raise NotLowerableError("neither operand has rows along k that begin at 16 bytes")
+    if not max(fit, key=lambda side: side[0])[2]:
+        return product, False
+    return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
+
+
+def _aligned(operand: Operand) -> bool:
+    return all(step % 4 == 0 for step in (operand.row, operand.batch, operand.offset))
 
 
 def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
