@@ -132,6 +132,23 @@ def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(adoption: Ado
         assert after.get(counter, 0) == before.get(counter, 0)
 
 
+def test_a_program_for_which_no_time_was_left_is_not_rejected(
+    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [{"label": "one -> eager", "decision": "not judged", "reason": "the budget was spent"}]
+
+    def raced_too_long(region: Region, place: Place, programs: Any, *, origin: str, **_: Any) -> Entry:
+        baseline = Candidate(region.program, "eager", "baseline")
+        return replace(entry_for(region, baseline, place.settings), tried=tuple(late))
+
+    monkeypatch.setattr(adopt, "tune_with", raced_too_long)
+    found = adoption.adopt(task())
+    assert (found.outcome, found.detector, found.stored) == ("not_judged", "budget", False)
+    assert f"budget of {place.settings.budget_s:g} s" in found.reason
+    assert "--budget" in found.reason
+    assert entries(place) == []
+
+
 def entry_at(low: float, region: Region, place: Place, candidate: Candidate, **told: Any) -> Entry:
     """What a search would have made of a candidate."""
     entry = entry_for(region, candidate, place.settings)

@@ -39,9 +39,18 @@ __all__ = ["export_kernels", "import_kernels"]
 SCHEMA = 1
 _FOUND_WRONG = 1
 _KEYS = frozenset({"where", "sha256", "terms", "outcome", "reason"})
-_UNWELL = ("reference_unusable", "unreadable", "failed")
+_AGAIN = ("not_judged", "failed")
+_UNWELL = ("reference_unusable", "unreadable", *_AGAIN)
 _ORDER = ("accepted", "not_faster", "rejected", "not_lowerable", "withdrawn", *_UNWELL)
-_CODES: Mapping[str, int] = {**EXIT_CODES, "rejected": 3, "not_lowerable": 3, "withdrawn": 3, "unreadable": 2, "failed": 1}
+_CODES: Mapping[str, int] = {
+    **EXIT_CODES,
+    "rejected": 3,
+    "not_lowerable": 3,
+    "withdrawn": 3,
+    "unreadable": 2,
+    "not_judged": 1,
+    "failed": 1,
+}
 
 
 def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -89,7 +98,7 @@ def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
 
 def _all(found: Sequence[Task | Damaged], place: Place, job: PairJob, out: Path | None, screen: Screen) -> list[dict[str, Any]]:
     terms = _terms(place)
-    earlier = [one for one in results.read(out, _KEYS) if one["terms"] == terms and one["outcome"] != "failed"] if out else []
+    earlier = [one for one in results.read(out, _KEYS) if one["terms"] == terms and one["outcome"] not in _AGAIN] if out else []
     known = {_identity(one): one for one in earlier}
     made: list[dict[str, Any]] = []
 

@@ -37,6 +37,7 @@ Outcome: TypeAlias = Literal[
     "withdrawn",
     "reference_unusable",
     "unreadable",
+    "not_judged",  # there was no time for it: to be done again
     "failed",  # a failure of ours: to be done again
 ]
 _ORIGIN = "published"
@@ -114,7 +115,7 @@ class Adoption:
                 examples=reference.inputs(),
                 progress=self._say,
             )
-            found = _judged(entry, region)
+            found = _judged(entry, region, place.settings.budget_s)
             if found.outcome != "accepted":
                 return found
             better = self._known(region, entry)
@@ -136,8 +137,11 @@ class Adoption:
         return f"{same} stored already, at {known.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
 
 
-def _judged(entry: Entry, region: Region) -> Adopted:
+def _judged(entry: Entry, region: Region, budget_s: float) -> Adopted:
     """What the judge said of the Program: of several schedules the best, or else the one that came closest."""
+    if entry.tried and all(one.get("decision") == "not judged" for one in entry.tried):
+        late = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
+        return Adopted("not_judged", late, "budget", region.key, tried=entry.tried)
     if entry.choice.origin != "baseline":
         timing = entry.evidence["timing"]
         return Adopted(
