@@ -27,7 +27,7 @@ from torch_cudal1.program.driver import ALIGNMENT, Driver, opened
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker import Session
 
-__all__ = ["SET_VERBS", "SIDES", "Side", "at_edge"]
+__all__ = ["SIDES", "VERBS", "Side", "at_edge"]
 
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
@@ -156,4 +156,4 @@ def _edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-SET_VERBS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {"edge": _edge}
+VERBS: dict[str, Callable[[Session, Mapping[str, Any]], dict[str, Any]]] = {"edge": _edge}

@@ -23,7 +23,7 @@ import torch
 
 from torch_cudal1.judge.bands import Bands, Fences
 from torch_cudal1.judge.clock import synchronise
-from torch_cudal1.judge.guard_pages import SET_VERBS, Side, at_edge
+from torch_cudal1.judge.guard_pages import Side, at_edge
 from torch_cudal1.judge.rawcopy import raw_tensors, refuse_lazy
 from torch_cudal1.judge.surroundings import stir, surroundings
 from torch_cudal1.judge.transport import read_program
@@ -297,5 +297,4 @@ VERBS: dict[str, Callable[[Session, Request], Answer]] = {
     "instrument": _instrument,
     "many": _many,
     "usage": _usage,
-    **SET_VERBS,
 }

@@ -11,7 +11,7 @@ import torch
 from torch_cudal1.confine.seccomp import Phase
 from torch_cudal1.settings import Settings
 
-__all__ = ["Limits", "Phase", "Trust", "limits_for"]
+__all__ = ["Limits", "Phase", "Trust", "available_bytes", "limits_for"]
 
 Trust = Literal["own", "foreign"]
 _FOREIGN_FILE_BYTES = 16 << 30
@@ -56,7 +56,7 @@ def limits_for(
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
-        memory = int(_available_bytes() * _FOREIGN_MEMORY_SHARE)
+        memory = int(available_bytes() * _FOREIGN_MEMORY_SHARE)
     return Limits(
         device,
         settings.candidate_timeout_s,
@@ -71,7 +71,7 @@ def limits_for(
     )
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that new processes can have without swapping, from /proc/meminfo; 0 where there is none to read."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -136,6 +136,22 @@ class PairSubject:
             answered.unlink(missing_ok=True)
         return True
 
+    def vast(self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]) -> tuple[Outputs, list[Any]] | None:
+        """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None where it refuses them."""
+        self.eager(inputs)
+        given, answered = self.oracle.new_file(), self.oracle.new_file()
+        try:
+            self.oracle.call("put", name="vast", layout=save_tensors(inputs, given), path=str(given), base="")
+            answer = self.oracle.call("vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields)
+            self.oracle.call("drop", names=["vast"])
+            return load_tensors(answer["layout"], answered, self.device), answer["facts"]
+        except CandidateFailure as error:
+            if not self.oracle.usable:
+                raise ReferenceFailure("running the reference", error.found) from error
+            return None
+        finally:
+            answered.unlink(missing_ok=True)
+
     @property
     def cotangents(self) -> int:
         """Where the cotangents begin among the inputs."""

@@ -24,6 +24,7 @@ from torch_cudal1.judge.detectors.special import special
 from torch_cudal1.judge.detectors.state import fresh_output
 from torch_cudal1.judge.detectors.training import loss_curve
 from torch_cudal1.judge.detectors.values import numerics
+from torch_cudal1.judge.detectors.vast import vast_shapes
 from torch_cudal1.judge.profiles import PROFILES, Profile, ProfileName
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import ReferenceFailure
@@ -57,6 +58,7 @@ PROTOCOL: tuple[Step, ...] = (
     Step(scalars),
     Step(update_path),
     Step(shapes),
+    Step(vast_shapes, "strict"),
     Step(layouts),
     Step(dtypes, "standard"),
     Step(special),

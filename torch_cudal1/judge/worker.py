@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.errors import Cudal1Error, SandboxError
-from torch_cudal1.judge import exercises, inspections, rights, timing
+from torch_cudal1.judge import exercises, guard_pages, inspections, rights, timing, vast
 from torch_cudal1.judge.arena import lend, open_arena
 from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
@@ -277,6 +277,8 @@ VERBS: dict[str, Verb] = {
     "build": _build,
     **exercises.VERBS,
     **inspections.VERBS,
+    **guard_pages.VERBS,
+    **vast.VERBS,
 }
 
 
