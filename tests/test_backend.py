@@ -13,10 +13,12 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import torch_cudal1
-from tests.entries import Runs, count_runs, plant_compiled, shifted
+from tests.entries import plant_compiled, shifted
 from torch_cudal1 import observe
 from torch_cudal1.backend import cudal1
 from torch_cudal1.errors import CacheMissError, SettingError
+
+pytestmark = pytest.mark.usefixtures("dynamo")
 
 
 class Net(nn.Module):
@@ -26,20 +28,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.body(x)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    observe.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 class Inductor:

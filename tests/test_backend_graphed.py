@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,9 @@ from torch_cudal1.machine import device_of
 from torch_cudal1.place import place_for
 from torch_cudal1.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("dynamo")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    observe.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Replay:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,30 +18,20 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import Runs, count_runs, entry_for, plant, shifted
+from tests.entries import entry_for, plant, shifted
 from tests.signing import allow, make_signer
 from torch_cudal1 import observe
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.place import place_for
-from torch_cudal1.program.model import Aten, Value
+from torch_cudal1.program.model import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
 from torch_cudal1.records import Candidate
 from torch_cudal1.settings import Settings
-from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.cache import LocalCache, entry_path
+from torch_cudal1.source.entry_file import encode_entry
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 @pytest.fixture
@@ -129,7 +118,27 @@ WRONG_PROGRAMS = {
     "shapes that do not fit": lambda program: replace(
         program, steps=(*program.steps, Aten("aten.mm.default", (Value(0), Value(0)), (), (program.value_count,)))
     ),
+    "a kernel of random bytes": lambda program: launching(program),
+    "a kernel cut short": lambda program: launching(program, payload=b"\x7fELF\x02\x01\x01"),
 }
+
+
+def launching(
+    program: Program,
+    *,
+    payload: bytes = b"random" * 100,
+    grid: tuple[int, int, int] = (1, 1, 1),
+    shared_bytes: int = 0,
+    twice: bool = False,
+) -> Program:
+    """`program` with a launch behind it that cannot be."""
+    first = program.value_count
+    spec = TensorSpec("float32", (8, 8), (8, 1), program.device)
+    steps: list[Step] = [Alloc(first, spec), Aten("aten.t.default", (Value(first),), (), (first + 1,))]
+    pointers = tuple(LaunchArg("ptr", Value(value)) for value in ((first, first + 1) if twice else (first,)))
+    steps.append(Launch("k", "no_such_kernel", grid, 128, shared_bytes, pointers))
+    kernel = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return replace(program, steps=(*program.steps, *steps), payloads={**program.payloads, "k": kernel})
 
 
 @pytest.mark.parametrize("wrong", WRONG_PROGRAMS)
@@ -140,6 +149,32 @@ def test_a_whole_entry_with_a_program_that_cannot_run_ends_in_the_baseline(wrong
         assert torch.equal(net(x), net._call_impl(x))
     report = observe.report()
     assert report.counters.get("fallbacks", 0) + report.counters.get("resolve.miss", 0) >= 1
+
+
+BROKEN_LAUNCHES = {
+    "a grid that overflows": ({"grid": (2**31, 1, 1)}, "grid"),
+    "a negative grid": ({"grid": (-1, 1, 1)}, "grid"),
+    "more shared memory than there is": ({"shared_bytes": 1 << 20}, "bytes of shared memory"),
+    "buffers that overlap": ({"twice": True}, "are the same memory"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_LAUNCHES)
+def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_named(name, net, x, runs, tmp_path):
+    changes, words = BROKEN_LAUNCHES[name]
+    (region,) = captured_regions(net, (x,))
+    settings = Settings(cache_dir=tmp_path)
+    entry = entry_for(region, Candidate(launching(region.program, **changes), "eager", "rewrites", ("planted",)), settings)
+    assert words in place_for(torch.device("cpu"), settings).cache.put(entry).reason
+    path = entry_path(tmp_path, entry.region_key, entry.target, entry.contract)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_entry(entry))
+    torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
+    assert torch.equal(net(x), net._call_impl(x))
+    assert runs.total == 0
+    (told,) = [event.facts["reason"] for event in observe.report().events if event.what == "refused"]
+    assert words in told
+    assert "no_such_kernel" in told
 
 
 # --- caches that cannot be written
@@ -199,15 +234,24 @@ print("done", flush=True)
 
 
 def sessions_below(pid: int) -> dict[int, Path]:
-    """Children of a process that lead a session of their own, and their working folders."""
+    """Children of a process that lead a session of their own, and their working folders, whichever thread started them."""
     found = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    started = [child for thread in Path(f"/proc/{pid}/task").iterdir() for child in _text(thread / "children").split()]
+    for child in started:
         try:
             if os.getsid(int(child)) == int(child):
                 found[int(child)] = Path(os.readlink(f"/proc/{child}/cwd"))
         except (ProcessLookupError, FileNotFoundError):
             continue
     return found
+
+
+def _text(path: Path) -> str:
+    """What a file of /proc says; nothing if its process or thread has ended."""
+    try:
+        return path.read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return ""
 
 
 def alive_in(session: int) -> list[int]:

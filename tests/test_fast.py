@@ -22,15 +22,10 @@ from tests.entries import Calls, accelerated, plant, shifted
 from torch_cudal1 import fast, native, observe
 from torch_cudal1.graph.swap import Swapped
 
-pytestmark = pytest.mark.skipif(native.extension() is None, reason=f"no C++ extension: {native.status()[1]}")
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Any:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
+pytestmark = [
+    pytest.mark.skipif(native.extension() is None, reason=f"no C++ extension: {native.status()[1]}"),
+    pytest.mark.usefixtures("inference"),
+]
 
 
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))

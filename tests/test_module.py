@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_cudal1
-from tests.entries import Runs, count_runs, plant, shifted
+from tests.entries import plant, shifted
 from torch_cudal1 import observe
 from torch_cudal1.errors import CacheMissError, SettingError
 from torch_cudal1.module import Dispatcher
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 class Net(nn.Module):
@@ -35,19 +36,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(nn.functional.leaky_relu(self.first(x), self.slope)) + self.offset
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 @pytest.fixture

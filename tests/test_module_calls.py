@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torch_cudal1
-from tests.entries import Calls, Runs, accelerated, count_runs, left_out, plant
+from tests.entries import Calls, accelerated, left_out, plant
 from torch_cudal1 import observe
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 Pair = namedtuple("Pair", "left right")
 
@@ -35,19 +36,6 @@ pytree.register_pytree_node(
 @dataclass
 class Unregistered:
     logits: torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 def assert_same(left: Any, right: Any) -> None:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import Calls, Runs, accelerated, count_runs, left_out, plant
+from tests.entries import Calls, accelerated, left_out, plant
 from torch_cudal1 import observe
 
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 x8 = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_cudal1
-from tests.entries import Runs, count_runs, plant
+from tests.entries import plant
 from torch_cudal1 import observe
 
 
@@ -28,15 +28,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    observe.reset()
+def quick_gate(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_cudal1.binding._GATE_BUDGET_S", 0.1)  # what is measured is of no interest here
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 def pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import Runs, count_runs, plant
+from tests.entries import plant
 
 
 class Tied(nn.Module):
@@ -128,11 +128,6 @@ WRITES: dict[str, Callable[[nn.Module], None]] = {
     "buffer in place": lambda module: module.scale.mul_(3),
     "new buffer": lambda module: setattr(module, "scale", torch.full((8,), 3.0)),
 }
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    return count_runs(monkeypatch)
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,8 @@ from torch_cudal1.records import Candidate
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import _difference, _Shadowed, _Tolerance, _tolerance
 from torch_cudal1.source.quarantine import Quarantined, hold_back, reason_for, records
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,14 +72,6 @@ class Worn:
             return run
 
         monkeypatch.setattr(swapping, "build", worn)
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.manual_seed(0)
-    observe.reset()
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
