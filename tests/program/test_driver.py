@@ -261,6 +261,7 @@ MISFITS = {
     "device": (ADD, (8, 0), "cubin_sm"),
     "int range": (dataclasses.replace(ADD, args=(*POINTERS, LaunchArg("i32", 2**31), *ADD.args[4:])), (9, 0), "launch"),
     "grid": (dataclasses.replace(ADD, grid=(2**31, 1, 1)), (9, 0), "launch"),
+    "negative grid": (dataclasses.replace(ADD, grid=(-1, 1, 1)), (9, 0), "launch"),
 }
 
 

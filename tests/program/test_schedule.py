@@ -51,6 +51,37 @@ def test_the_operator_passes_opcheck():
     torch.library.opcheck(run_operator(), ([torch.randn(6, 6)], program), test_utils=("test_schema", "test_faketensor"))
 
 
+class Calls(torch.nn.Module):
+    """tanh, as the operator."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = run_operator()([x], register(TANH))[0]
+        return result
+
+
+def test_export_keeps_the_operator_as_one_node():
+    exported = torch.export.export(Calls(), (torch.randn(6, 6),))
+    assert [node.target for node in exported.graph.nodes if "cudal1" in str(node.target)] == [run_operator()]
+    x = torch.randn(6, 6)
+    assert torch.equal(exported.module()(x), torch.tanh(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_cuda_graph_takes_the_operator_s_steps():
+    on_gpu = TensorSpec("float32", (6, 6), (6, 1), "cuda")
+    program = register(Program((on_gpu,), TANH.steps, (1,)))
+    x = torch.randn(6, 6, device="cuda")
+    with torch.no_grad():
+        run_operator()([x], program)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            (out,) = run_operator()([x], program)
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, torch.tanh(x))
+
+
 def test_the_operator_refuses_gradients_and_unknown_programs():
     program = register(TANH)
     with pytest.raises(ProgramError, match="autograd"):
