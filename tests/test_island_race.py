@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
     monkeypatch.setattr(island_kernels, "PROPOSALS", len(PROPOSED))
     monkeypatch.setattr(judge, "build", built)
-    monkeypatch.setattr(judge, "begin", lambda job: None)
+    monkeypatch.setattr(judge, "begin", lambda region, job: None)
     monkeypatch.setattr(judge, "heat", raced)
     monkeypatch.setattr(judge, "check", checked)
     here = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))

@@ -63,7 +63,7 @@ def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reason
     reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
     order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
-        judge.begin(job)  # the judge will want to time the whole again, in a process that has run nothing
+        judge.begin(region, job)  # the judge will want to time the whole again, in a process that has run nothing
     slow = [at for at in order if found.medians_us[at] >= found.eager_us]
     reasons += [Rejected(f"takes {found.medians_us[at]:.1f} us, eager {found.eager_us:.1f} us", "heat") for at in slow]
     return [built[at] for at in order if at not in slow]

@@ -125,7 +125,7 @@ def tune(
     if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
-    judge.begin(job)
+    judge.begin(region, job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     candidates = itertools.chain(known, space.candidates(ranking))

@@ -37,6 +37,7 @@ from torch_cudal1.judge.warm import begin as begin_child
 from torch_cudal1.judge.warm import fresh, lent
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
+from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import (
     SCHEDULES,
     Accepted,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _RACE_BUDGET_S = 10.0
+_SLACK_BYTES, _MOST_SHARED_BYTES = 1 << 20, 6 << 30  # of the GPU with each process; tensors beyond it go through files
 _RANDOM_SEED = 20_260_101
 _ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
@@ -110,9 +112,11 @@ class Judgement:
         return self.decision.timing
 
 
-def begin(job: Job) -> None:
-    """Start a process for a later question in the background. To be called inside `kept_warm()`, as early as can be."""
-    begin_child(limits_for(job.settings, job.device), job.contract)
+def begin(region: Region, job: Job) -> None:
+    """Start a process for later questions about `region` in the background. For inside `kept_warm()`, as early as can be."""
+    inputs = sum(spec.size_bytes for spec in region.program.inputs)
+    outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
+    begin_child(limits_for(job.settings, job.device), job.contract, min(max(inputs, outputs) + _SLACK_BYTES, _MOST_SHARED_BYTES))
 
 
 def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:

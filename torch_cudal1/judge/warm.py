@@ -27,6 +27,7 @@ __all__ = ["begin", "fresh", "in_background", "kept_warm", "lent"]
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
+_SHARED_BYTES = 256 << 20  # of the GPU with each child, at least: inputs or results of one call
 _Kind: TypeAlias = tuple[Limits, Contract]
 
 
@@ -62,10 +63,13 @@ def kept_warm() -> Iterator[None]:
             _STORE.coming.clear()
 
 
-def begin(limits: Limits, contract: Contract) -> None:
-    """Start a child of that kind in the background. Does nothing outside `kept_warm()`, where nobody would end it."""
+def begin(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
+    """Start a child of that kind in the background. Does nothing outside `kept_warm()`, where nobody would end it.
+
+    `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which otherwise go through files.
+    """
     if _STORE.depth and limits.trust == "own":
-        starting = _STORE.work.submit(_threads(limits.gpu), Child, limits, contract)
+        starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes)
         _STORE.coming.setdefault((limits, contract), []).append(starting)
 
 
@@ -79,7 +83,7 @@ def in_background(
 @contextmanager
 def fresh(limits: Limits, contract: Contract) -> Iterator[Child]:
     """A child that has run nothing, and runs nothing after the body; one that `begin` has started if there is one."""
-    with _begun((limits, contract)) or Child(limits, contract) as child:
+    with _begun((limits, contract)) or _started(limits, contract) as child:
         yield child
 
 
@@ -92,7 +96,7 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
     if limits.trust != "own":
         raise ValueError("a child is lent to code of our own; what strangers wrote gets a process of its own")
     kind = (limits, contract)
-    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or Child(limits, contract)
+    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or _started(limits, contract)
     try:
         yield child
     except BaseException:
@@ -102,6 +106,11 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
         _STORE.idle[kind] = child
     else:
         child.close()
+
+
+def _started(limits: Limits, contract: Contract, shared_bytes: int = 0) -> Child:
+    """A new child; a stranger's shares no memory."""
+    return Child(limits, contract, shared_bytes=max(shared_bytes, _SHARED_BYTES) if limits.trust == "own" else 0)
 
 
 def _cleared(child: Child | None) -> Child | None:
