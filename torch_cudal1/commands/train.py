@@ -119,7 +119,7 @@ def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.plan is None:
         raise SettingError("plan", None, "--plan FILE: what is compared is written down before the first run")
-    plan, started = read_plan(args.plan), time.monotonic()
+    plan, started = _of_seed(read_plan(args.plan), args.seed), time.monotonic()
     how = Run(args.run_folder, workers=args.workers or 1, budget_s=args.total_s)
     with screen.progress() as progress:
         if args.live:
@@ -129,6 +129,15 @@ def _experiment(args: argparse.Namespace, settings: Settings, screen: Screen) ->
         else:
             results = run_plan(plan, replay_bench, how, progress)
     return _shown(args, settings, screen, plan, results, started=started)
+
+
+def _of_seed(plan: Plan, seed: int | None) -> Plan:
+    """Only one seed of the plan's, such as for one of several GPUs; it keeps the plan's digest."""
+    if seed is None:
+        return plan
+    if seed not in plan.seeds:
+        raise SettingError("--seed", seed, f"one of the plan's: {', '.join(map(str, plan.seeds))}")
+    return replace(plan, seeds=(seed,))
 
 
 def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:

@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on with a stage that was begun")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings of a new run as JSON; what run.json of a run holds")
-    parser.add_argument("--seed", type=int, metavar="N", help="of models, samples and draws (0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of models, samples and draws (0); of a plan: that one only")
     where = parser.add_argument_group("where rewards come from")
     where.add_argument("--landscape", metavar="FILE", help="replay of measurements (the CPU landscape of the package)")
     where.add_argument("--live", action="store_true", help="measure on this machine")

@@ -187,7 +187,8 @@ class JudgeEvaluator:
     def _submit(self, question: Question) -> Future[Lap]:
         for _ in range(2):
             if self._pool is None:
-                context = get_context("spawn")
+                context = get_context("forkserver")  # lanes import torch once for all of them, and inherit no CUDA context
+                context.set_forkserver_preload([__name__])
                 self._pool = ProcessPoolExecutor(self.lanes, context, _open_lane, (self.terms, torch.get_num_threads()))
             try:
                 return self._pool.submit(_in_lane, question)

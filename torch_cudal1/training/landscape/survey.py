@@ -26,6 +26,7 @@ __all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"
 
 ROWS = "rows.jsonl"
 _WORDS = 160
+_FIRST = 16  # programs of the first batch of all: whether anything runs here is known soon
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,13 @@ class Progress:
 
 
 Question: TypeAlias = tuple[TrainingTask, list[Decoded]]
+Waiting: TypeAlias = tuple[Row, Future[float | None]]
 
 
 class Judge(Protocol):
-    """What `measure.JudgeEvaluator` does for several tasks at once."""
+    """What `measure.JudgeEvaluator` does for several tasks at once. `told`: given each measurement as it comes."""
+
+    told: Callable[[Measured], None] | None
 
     def measure_all(self, questions: Sequence[Question]) -> list[list[Measured]]:
         """One measurement for each program of each task, in order."""
@@ -51,14 +55,14 @@ class Judge(Protocol):
 
 @dataclass
 class Survey:
-    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; a kill loses two batches."""
+    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; the first time fewer."""
 
     folder: Path
     codec: KslCodec
     judge: Judge
     naive: Trusting
     batch: int = 32
-    _waiting: list[tuple[Row, Future[float | None]]] = field(default_factory=list)
+    _waiting: list[Waiting] = field(default_factory=list)
 
     def run(self, tasks: Sequence[TrainingTask], *, budget_s: float, told: Callable[[Progress], None]) -> int:
         """Measure what the journal lacks until the time is up; how many rows were added. Raises what the evaluators raise."""
@@ -72,13 +76,14 @@ class Survey:
                 fresh = len(journal.keys()) - before
                 told(Progress(len(journal.keys()), fresh, time.monotonic() - started, questions[-1][0].id))
         finally:
-            self._keep(journal)
+            self._keep(self._waiting, journal)
+            self._waiting = []
         return len(journal.keys()) - before
 
     def _batches(self, tasks: Sequence[TrainingTask], journal: Journal) -> Iterator[list[Question]]:
         """Of at most `batch` programs; the end of a task and the beginning of the next go together, so that nobody waits."""
         questions: list[Question] = []
-        room = self.batch
+        room = min(self.batch, _FIRST)
         for task in tasks:
             left = [one for one in decoded(self.codec, task) if journal.get(_key(task.id, one.program)) is None]
             while left:
@@ -91,32 +96,43 @@ class Survey:
             yield questions
 
     def _measure(self, questions: Sequence[Question], journal: Journal) -> None:
-        """Judge a batch; write what needs no second look, and what the batch before was waiting for."""
-        answers = self.judge.measure_all(questions)
-        asked = [(task, program) for task, programs in questions for program in programs]
-        rows = [_row(program, one) for (_, program), one in zip(asked, (one for of in answers for one in of), strict=True)]
-        if not journal.keys():
-            _refuse_a_dead_start(rows)
-        self._keep(journal)
-        for (task, program), row in zip(asked, rows, strict=True):
-            if row.outcome in ("wrong", "hack", "unstable"):
-                self._waiting.append((row, self.naive.later(task, program)))
-            else:
-                journal.add(_key(row.task, row.program), row.to_json())
+        """Judge a batch, writing as it goes; then what the batch before was waiting for. The very first is looked at before."""
+        asked = {_key(task.id, program.program): (task, program) for task, programs in questions for program in programs}
+        before, self._waiting = self._waiting, []
 
-    def _keep(self, journal: Journal) -> None:
+        def took(one: Measured) -> None:
+            known = asked.pop(_key(one.task, one.program), None)
+            if known is not None:
+                self._took(*known, one, journal)
+
+        self.judge.told = took if journal.keys() else None
+        found = [one for answers in self.judge.measure_all(questions) for one in answers]
+        if not journal.keys():
+            _refuse_a_dead_start(found)
+        self._keep(before, journal)
+        for one in found:
+            took(one)
+
+    def _took(self, task: TrainingTask, program: Decoded, one: Measured, journal: Journal) -> None:
+        row = _row(program, one)
+        if row.outcome in ("wrong", "hack", "unstable"):
+            self._waiting.append((row, self.naive.later(task, program)))
+        else:
+            journal.add(_key(row.task, row.program), row.to_json())
+
+    @staticmethod
+    def _keep(waiting: Sequence[Waiting], journal: Journal) -> None:
         """Write the rows whose trusting answer was asked for."""
-        waiting, self._waiting = self._waiting, []
         for row, naive in waiting:
             journal.add(_key(row.task, row.program), replace(row, naive=naive.result()).to_json())
 
 
-def _refuse_a_dead_start(rows: Sequence[Row]) -> None:
+def _refuse_a_dead_start(found: Sequence[Measured]) -> None:
     """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError; nothing is written."""
-    if rows and all(row.outcome in ("compile", "run") for row in rows):
-        told = f"{rows[0].program}: {rows[0].detail}"
+    if found and all(one.outcome in ("compile", "run") for one in found):
+        told = f"{found[0].program}: {found[0].detail}"
         raise LandscapeError(
-            f"none of the first {len(rows)} programs of {rows[0].task} ran, so none was kept; the first one, {told}"
+            f"none of the first {len(found)} programs of {found[0].task} ran, so none was kept; the first one, {told}"
         )
 
 
