@@ -92,11 +92,22 @@ def norm_cases() -> dict[str, Case]:
         (_draw(9, 6, 11), _draw(6), _draw(6)),
     )
     running = (_draw(3, 6, 7), _draw(6), _draw(6), _draw(6), _draw(6).abs())
+    whole = (_draw(9, 6, 11), *(_draw(6) for _ in range(3)), _draw(6).abs())
+    cases["batch_norm in training"] = (_training_batch_norm, whole)
+    cases["batch_norm in training, split"] = (
+        _training_batch_norm,
+        (_draw(64, 2, 16, 32, shift=2.0), *(_draw(2).abs() for _ in range(4))),
+    )
     cases["batch_norm of running statistics"] = (
         lambda x, w, b, m, v: aten._native_batch_norm_legit_no_training(x, w, b, m, v, 0.1, 1e-5)[0],
         running,
     )
     return cases
+
+
+def _training_batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> Any:
+    out, _, _, mean, variance = aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5)
+    return out, mean, variance
 
 
 def _instance_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -138,6 +149,63 @@ def reduction_cases() -> dict[str, Case]:
     cases["sum of everything, split"] = (lambda x: (x * 2).sum(), (_draw(20480),))
     cases["amax per row, split, scaled"] = (lambda x: x.amax(1) * 0.5, (_marked(_draw(2, 16384), ((1, 9), NAN)),))
     cases["half sum beyond 65504"] = (lambda x: x.sum(1) * 0.001, (torch.full((2, 5000), 100.0, dtype=HALF),))
+    return cases
+
+
+def scan_cases() -> dict[str, Case]:
+    """Positive terms and factors of two: the CPU sums in float64, and sums of any signs come close to zero again."""
+    cases: dict[str, Case] = {}
+    for columns in (1, 7, 1000, 1023, 4097, 9000):
+        x = _draw(3, columns).abs()
+        cases[f"cumsum {columns}"] = (lambda x: x.cumsum(1), (x,))
+        cases[f"cumsum reversed {columns}"] = (lambda x: x.flip(1).cumsum(1).flip(1), (x,))
+        cases[f"cumsum exclusive {columns}"] = (_exclusive, (x,))
+        cases[f"cumprod {columns}"] = (
+            lambda x: x.cumprod(1),
+            (_draw(3, columns).sign() * 2.0 ** _draw(3, columns, scale=0.5).round(),),
+        )
+    mask = torch.rand(5, 5000, generator=_generator) > 0.5
+    cases["masked cumsum"] = (lambda x, m: (x * m).cumsum(1), (_draw(5, 5000).abs(), mask))
+    cases["cumsum over the first"] = (lambda x: x.cumsum(0) * 2, (_draw(40, 12),))
+    cases["cumsum over the middle"] = (lambda x: F.relu(x).cumsum(1), (_draw(3, 33, 10),))
+    cases["cumsum half"] = (lambda x: x.cumsum(1), (_draw(3, 300, dtype=HALF).abs(),))
+    cases["cumsum of flags"] = (lambda m: m.cumsum(1), (mask,))
+    special = _marked(_draw(4, 5000).abs(), ((0, 4), NAN), ((1, 4990), INF), ((2, 30), INF), ((2, 4500), -INF))
+    cases["cumsum with NaN and infinity"] = (lambda x: x.cumsum(1), (special,))
+    cases["cumsum exclusive with infinity"] = (_exclusive, (special,))
+    cases["normalised cumsum"] = (lambda x: x.cumsum(1) / x.sum(1, keepdim=True), (_draw(3, 70, scale=0.1, shift=1.0),))
+    return cases
+
+
+def _exclusive(x: torch.Tensor) -> torch.Tensor:
+    sums = torch.cumsum(x.narrow(1, 0, x.size(1) - 1), 1)
+    return torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), sums), 1)
+
+
+def loss_cases() -> dict[str, Case]:
+    pair, long = (_draw(20, 30), _draw(20, 30)), (_draw(8, 4096), _draw(8, 4096))
+    cases: dict[str, Case] = {}
+    for name, (x, y) in {"": pair, ", split": long}.items():
+        cases[f"mse{name}"] = (F.mse_loss, (x, y))
+        cases[f"smooth l1{name}"] = (F.smooth_l1_loss, (x, y))
+        cases[f"huber{name}"] = (lambda x, y: F.huber_loss(x, y, delta=0.7), (x, y))
+        cases[f"hinge{name}"] = (lambda x, y: (1 - x * y.sign()).clamp(min=0).mean(), (x, y))
+        cases[f"kl divergence{name}"] = (
+            lambda x, y: F.kl_div(x.log(), y, reduction="batchmean"),
+            (x.softmax(-1), y.softmax(-1)),
+        )
+    cases["smooth l1 without a width"] = (lambda x, y: F.smooth_l1_loss(x, y, beta=0.0, reduction="sum"), pair)
+    cases["mse, each"] = (lambda x, y: F.mse_loss(x, y, reduction="none"), pair)
+    cases["binary cross entropy"] = (F.binary_cross_entropy, (_marked(pair[0].sigmoid(), ((0, 0), 0.0)), pair[1].sigmoid()))
+    cases["cosine embedding"] = (lambda x, y: 1 - F.cosine_similarity(x, y).mean(), pair)
+    triple = (*pair, _draw(20, 30))
+    cases["triplet margin"] = (lambda a, p, n: F.triplet_margin_loss(a, p, n), triple)
+    for rows, classes in ((9, 7), (300, 1000), (5, 40000)):
+        target = torch.randint(classes, (rows,), generator=_generator)
+        cases[f"cross entropy {rows}x{classes}"] = (F.cross_entropy, (_draw(rows, classes, scale=3), target))
+    target = torch.tensor([1, -100, 3, 0, -100])
+    cases["cross entropy, some ignored"] = (lambda x, t: F.cross_entropy(x, t), (_draw(5, 8), target))
+    cases["cross entropy, each"] = (lambda x, t: F.cross_entropy(x, t, reduction="none"), (_draw(5, 8), target))
     return cases
 
 
@@ -197,4 +265,5 @@ def elementwise_cases() -> dict[str, Case]:
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
-    return softmax_cases() | norm_cases() | reduction_cases() | elementwise_cases()
+    families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases()
+    return families | elementwise_cases()

@@ -145,7 +145,7 @@ def stand_in_for_libdevice() -> None:
     import numpy
     import triton.language as tl
     from triton.language.extra import libdevice
-    from triton.runtime.interpreter import ReduceOps, TensorHandle
+    from triton.runtime.interpreter import ReduceOps, ScanOps, TensorHandle
 
     def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -167,4 +167,16 @@ def stand_in_for_libdevice() -> None:
         data = inputs[0].handle.data
         return [self.to_tensor(ufunc.reduce(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype), inputs[0].dtype)]
 
+    def doubling(ufunc: Any) -> Callable[..., list[Any]]:
+        def scan(self: Any, given: Any) -> list[Any]:
+            """As warps do it, in steps of 1, 2, 4, ...: numpy goes element by element, and its error grows with the length."""
+            data, step = numpy.moveaxis(numpy.array(given.handle.data), self.axis, -1), 1
+            while step < data.shape[-1]:
+                data = numpy.concatenate([data[..., :step], ufunc(data[..., :-step], data[..., step:])], -1)
+                step *= 2
+            return [self.to_tensor(numpy.moveaxis(data, -1, self.axis), given.dtype)]
+
+        return scan
+
     ReduceOps.generic_reduce = reduce
+    ScanOps.cumsum, ScanOps.cumprod = doubling(numpy.add), doubling(numpy.multiply)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.kernels.islands import island
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import propose
-from torch_cudal1.kernels.schedule import schedule
+from torch_cudal1.kernels.staged import first_nest
 from torch_cudal1.kernels.trace import trace
 from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value
 
@@ -25,10 +25,17 @@ FAMILIES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "norm with an epilogue": (lambda x: F.relu(F.layer_norm(x, (12,))), (X,), "norm"),
     "reduction": (lambda x: (x * x).sum(1), (X,), "reduction"),
     "arg-reduction": (lambda x: x.argmax(1), (X,), "reduction"),
+    "scan": (lambda x: (x * x).cumsum(1), (X,), "scan"),
+    "loss": (lambda x: F.smooth_l1_loss(x, x * 2), (X,), "loss"),
     "chain": (lambda x: torch.tanh(x) * 2, (X,), "elementwise"),
 }
 REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
-    "an unknown op": (lambda x: torch.cumsum(x, 0) + 1, (X,), "aten.cumsum"),
+    "an unknown op": (lambda x: torch.roll(x, 1, 0) + 1, (X,), "aten.roll"),
+    "a scan of what another scan yields, across": (lambda x: x.cumsum(0).cumsum(1), (X,), "another dimension"),
+    "a flip without a scan": (lambda x: x.flip(0) * 2, (X,), "Flip has no kernel"),
+    "a concatenation": (lambda x: torch.cat((x, x)), (X,), "other than zeros"),
+    "running sums of some elements only": (lambda x: torch.cat((X[:, :1] * 0, x[:, 1:].cumsum(1)), 1), (X,), "concatenation"),
+    "likelihoods of weighted classes": (lambda x, t, w: F.nll_loss(x, t, w), (X, torch.zeros(8).long(), X[0]), "weights"),
     "random numbers": (lambda x: torch.bernoulli(x) * 2, (X,), "aten.bernoulli"),
     "float64": (lambda x: x + 1, (X.double(),), "is float64"),
     "an 8-bit type": (lambda x: x + 1, (X.to(torch.uint8),), "is uint8"),
@@ -66,7 +73,7 @@ def test_nothing_is_proposed_and_the_reason_is_told_for(name: str) -> None:
     reference = island(function, inputs)
     assert propose(reference, 90) == ()
     with pytest.raises(NotLowerableError, match=word):
-        schedule(trace(reference).outputs)
+        first_nest(trace(reference).outputs)
 
 
 def test_cpu_programs_nested_programs_and_old_devices_get_nothing() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.graph.island_ops import ROW_OPS, around_scans, may_follow
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
@@ -26,29 +27,9 @@ from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "with_inputs"]
 
-_ROW_OPS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_softmax.default",
-        "_log_softmax.default",
-        "native_layer_norm.default",
-        "native_group_norm.default",
-        "_fused_rms_norm.default",
-        "sum.dim_IntList",
-        "mean.dim",
-        "amax.default",
-        "amin.default",
-        "max.dim",
-        "min.dim",
-        "argmax.default",
-        "argmin.default",
-        "prod.dim_int",
-        "var.correction",
-        "var_mean.correction",
-    )
-)
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
+_MAX_MERGED = 32  # steps: more live values than that leave the registers
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
 
@@ -131,34 +112,55 @@ def _grow(steps: Sequence[Step], products: bool) -> list[tuple[int, ...]]:
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
+    layout = around_scans(steps)
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         starts = products and is_product(step)  # its operands are read from memory: it joins nobody
-        chosen = None if starts else _choose_group(step, used, group_of, upstream, groups)
-        if chosen is None and (starts or _is_fusible(step)):
+        chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
+        if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=starts))
         if chosen is not None:
             group = groups[chosen]
             group.steps.append(position)
-            group.has_row_op |= _is_anchor(step, products)
-            group.above |= above - {chosen}
+            group.row_op = group.row_op or (str(getattr(step, "target", "")) if _is_anchor(step, products) else "")
+            _absorb(chosen, used, group_of, upstream, groups)
+            group.above |= {other for other in above if groups[other].steps} - {chosen}  # those taken in are it
             above |= {chosen}
         for out in step_outs(step):
             upstream[out] = above
             if chosen is not None:
                 group_of[out] = chosen
-    return [tuple(group.steps) for group in groups]
+    return [tuple(sorted(group.steps)) for group in groups if group.steps]
+
+
+def _absorb(
+    chosen: int, used: set[int], group_of: dict[int, int], upstream: Mapping[int, frozenset[int]], groups: Sequence[_Group]
+) -> None:
+    """Take in the groups that a step of `chosen` reads, where these are element-wise steps or layout that `chosen` can do itself.
+
+    Neither depends on the other, or no path would be left between them.
+    """
+    for other in {group_of[index] for index in used if index in group_of} - {chosen}:
+        mine, its = groups[chosen], groups[other]
+        outside = frozenset().union(*(upstream.get(i, frozenset()) for i in used if group_of.get(i) not in (chosen, other)))
+        apart = other not in _closure(frozenset(mine.above) | outside, groups)
+        apart = apart and chosen not in _closure(frozenset(its.above) | outside, groups)
+        if apart and not (its.row_op or its.has_product or mine.has_product) and len(mine.steps) + len(its.steps) <= _MAX_MERGED:
+            mine.steps += its.steps
+            mine.above |= its.above
+            its.steps, its.above = [], {chosen}  # what depends on the old one depends on the new one
+            group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
 @dataclass
 class _Group:
-    """A growing island: its steps, the groups it depends on, and whether it has its one row operation, or product."""
+    """A growing island: its steps, the groups it depends on, its one row operation (or product), and whether that is a product."""
 
     steps: list[int] = field(default_factory=list)
     above: set[int] = field(default_factory=set)
-    has_row_op: bool = False
+    row_op: str = ""
     has_product: bool = False
 
 
@@ -168,14 +170,17 @@ def _choose_group(
     group_of: Mapping[int, int],
     upstream: Mapping[int, frozenset[int]],
     groups: Sequence[_Group],
+    *,
+    free: bool,
 ) -> int | None:
-    reshapes = isinstance(step, Aten) and step.target in _RESHAPES
-    if not (reshapes or _is_fusible(step)):
+    reshapes = isinstance(step, Aten) and step.target in _RESHAPES and not free
+    if not (reshapes or free or _is_fusible(step)):
         return None
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(*(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group))
         leaves_and_returns = group in _closure(outside, groups)
-        fits = groups[group].has_product if reshapes else not (groups[group].has_row_op and _is_row_op(step))
+        has = groups[group].row_op
+        fits = groups[group].has_product if reshapes else not (has and _is_row_op(step) and not may_follow(step, has))
         if fits and not leaves_and_returns:
             return group
     return None
@@ -225,7 +230,7 @@ def _renumber_arg(arg: Any, numbers: Mapping[int, int]) -> Any:
 
 
 def _is_row_op(step: Step) -> bool:
-    return isinstance(step, Aten) and step.target in _ROW_OPS
+    return isinstance(step, Aten) and step.target in ROW_OPS
 
 
 def is_product(step: Step) -> bool:

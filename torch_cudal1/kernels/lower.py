@@ -1,14 +1,12 @@
 """Island Program and Proposal in, kernels and finally the emitted Program out: everything of `build` but the compiler.
 
-One kernel when a row belongs to one program. With `split` > 1 each level of reductions becomes two small kernels (partial results
-into a scratch tensor, then their combination) and the outputs a last one.
+One kernel when a row belongs to one program; `staged` cuts what needs several.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -16,15 +14,13 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
-from torch_cudal1.kernels.index import row_major
-from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, replaced, reshape
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
-from torch_cudal1.kernels.schedule import Nest, reductions_of, schedule
+from torch_cudal1.kernels.schedule import Nest, schedule
 from torch_cudal1.kernels.source import Tile, kernel_source
+from torch_cudal1.kernels.staged import first_nest, staged, tile_of
 from torch_cudal1.kernels.tiles import tiles
-from torch_cudal1.kernels.trace import Output, Trace, trace
-from torch_cudal1.kernels.views import permuted
+from torch_cudal1.kernels.trace import Trace, trace
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 
 __all__ = ["Cubin", "Lowered", "assemble", "lower", "propose"]
@@ -40,7 +36,6 @@ _POINTERS = {
 _HIDDEN = (LaunchArg("null"), LaunchArg("null"))  # Triton's scratch pointers
 _MAX_GRID = 2**31 - 1
 _FOLDS = 2  # tiles tried for a product with few columns
-_MAX_TILE = 65536  # elements; more never fits registers and takes the compiler minutes
 
 
 @dataclass(frozen=True)
@@ -75,13 +70,9 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
-        nest = schedule(traced.outputs)
-        found = []
-        for config in tiles(nest):
-            proposal = Proposal(traced.family, config)
-            lower(program, proposal, traced=traced)
-            found.append(proposal)
-        return tuple(found)
+        found = _that_lower(program, traced, (Proposal(traced.family, config) for config in tiles(first_nest(traced.outputs))))
+        later_splits = [proposal for proposal in found if proposal.number("split", 1) != 1][1:]
+        return tuple(proposal for proposal in found if proposal not in later_splits)[:most]
     except NotLowerableError:
         return ()  # not ours: "nothing matches" is an ordinary answer, and `build` tells the reason to who asks
 
@@ -96,12 +87,8 @@ def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) 
         return Lowered(kernels, {o.value: o.spec for o in traced.outputs} | scratch)
     if traced.family == "gemm":
         return _lower_product(program, proposal, traced)
-    split = proposal.number("split", 1)
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
-    if split > 1:
-        return _split(traced, proposal, split, specs, program.value_count)
-    nest = schedule(traced.outputs)
-    return _lowered(((nest, _tile(nest, proposal), proposal.number("warps", 4)),), traced, specs)
+    return _lowered(staged(traced.outputs, proposal, specs, program.value_count), traced, specs)
 
 
 def assemble(program: Program, lowered: Lowered, cubins: Mapping[str, Cubin]) -> Program:
@@ -170,24 +157,9 @@ def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lower
     specs[first] = spec
     tail = schedule(made)
     config = Proposal("elementwise", tiles(tail)[0])
-    combined = _lowered(((tail, _tile(tail, config), config.number("warps", 4)),), traced, specs)
+    combined = _lowered(((tail, tile_of(tail, config), config.number("warps", 4)),), traced, specs)
     kernels, scratch = packed(alone, proposal, first + 1) if in_pieces else ((tiled(alone, proposal, specs),), {})
     return Lowered((*kernels, *combined.kernels), {first: spec} | scratch | dict(combined.written))
-
-
-def _tile(nest: Nest, proposal: Proposal) -> Tile:
-    rows, columns = proposal.number("rows", 1), proposal.number("columns", 0)
-    loop = bool(proposal.config.get("loop", False))
-    for size in (rows, columns or 1):
-        if size < 1 or size & (size - 1):
-            raise ProgramError("proposal", f"tile of {rows} x {columns}; sizes must be powers of two")
-    if (columns > 0) != nest.reduces or rows * max(1, columns) > _MAX_TILE:
-        raise ProgramError(
-            "proposal", f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}"
-        )
-    if columns and not loop and columns < nest.column_count:
-        raise ProgramError("proposal", f"rows of {nest.column_count} do not fit {columns} columns without a loop")
-    return Tile(rows, columns, loop)
 
 
 def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: Mapping[int, TensorSpec]) -> Lowered:
@@ -204,77 +176,3 @@ def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: M
         kernels.append(Kernel(symbol, text, arguments, grid, warps))
         written |= {s.value: specs[s.value] for s in nest.statements if s.kind == "store"}
     return Lowered(tuple(kernels), written)
-
-
-def _split(traced: Trace, proposal: Proposal, split: int, specs: dict[int, TensorSpec], first: int) -> Lowered:
-    """Per level of reductions: partial results of `split` pieces of each row, then their combination; last, the outputs."""
-    done: dict[Node, Node] = {}
-    stages: list[tuple[Nest, Tile, int]] = []
-    outputs = tuple(o.node for o in traced.outputs)
-    tile = Tile(proposal.number("rows", 1), proposal.number("columns", 2048), True)
-    warps, number = proposal.number("warps", 8), first
-    while ready := _ready(outputs, done):
-        made = []
-        for fold in ready:
-            node = _partial(replaced(fold.source, done), fold, split)
-            made.append(_scratch(node, number, specs))
-            done[fold], number = _leaf(made[-1]), number + 1
-        stages.append(_stage(made, tile, warps))
-        final = [replace(o, node=replaced(o.node, _merging(ready, done))) for o in traced.outputs]
-        if not _ready(outputs, done) and all(o.spec.numel == math.prod(ready[0].shape) for o in final):
-            return _lowered((*stages, _stage(final, tile, 4)), traced, specs)  # the outputs are rows: combined on the way
-        combined = []
-        for fold in ready:
-            combined.append(_scratch(_combined(fold, done[fold]), number, specs))
-            done[fold], number = _leaf(combined[-1]), number + 1
-        stages.append(_stage(combined, tile, 4))
-    last = schedule(tuple(replace(o, node=replaced(o.node, done)) for o in traced.outputs))
-    return _lowered((*stages, (last, Tile(min(1024, _power(last.row_count))), 4)), traced, specs)
-
-
-def _ready(outputs: tuple[Node, ...], done: Mapping[Node, Node]) -> list[Reduce]:
-    """The reductions that wait for no other one."""
-    stop = frozenset(done)
-    return [r for r in reductions_of(outputs, stop) if not reductions_of((r.source,), stop)]
-
-
-def _merging(ready: list[Reduce], done: Mapping[Node, Node]) -> Mapping[Node, Node]:
-    return {**done, **{fold: _combined(fold, done[fold]) for fold in ready}}
-
-
-def _stage(outputs: list[Output], tile: Tile, warps: int) -> tuple[Nest, Tile, int]:
-    nest = schedule(tuple(outputs))
-    return nest, replace(tile, columns=min(tile.columns, _power(nest.column_count))), warps
-
-
-def _scratch(node: Node, number: int, specs: dict[int, TensorSpec]) -> Output:
-    """A scratch value for `node`, in its compute type: a half-typed partial sum is kept in fp32."""
-    dtype = node.compute.removeprefix("tl.")
-    specs[number] = TensorSpec(dtype, node.shape, row_major(node.shape), "cuda")
-    return Output(number, node, specs[number])
-
-
-def _leaf(output: Output) -> Leaf:
-    return Leaf(output.spec.shape, output.spec.torch_dtype, output.value, output.spec.strides)
-
-
-def _partial(source: Node, fold: Reduce, split: int) -> Node:
-    """The reduction of each of `split` pieces of a row: shape (rows..., split)."""
-    kept = tuple(d for d in range(len(source.shape)) if d not in fold.dims)
-    columns = math.prod(source.shape[d] for d in fold.dims)
-    if columns % split:
-        raise ProgramError("proposal", f"{columns} columns in {split} pieces")
-    outer = tuple(source.shape[d] for d in kept)
-    pieces = reshape(permuted(source, kept + fold.dims), (*outer, split, columns // split))
-    folded = Reduce((*outer, split, 1), fold.dtype, fold.kind, pieces, (len(outer) + 1,))
-    return reshape(folded, (*outer, split))
-
-
-def _combined(fold: Reduce, partial: Node) -> Node:
-    last = len(partial.shape) - 1
-    folded = Reduce((*partial.shape[:-1], 1), fold.dtype, fold.kind, partial, (last,))
-    return reshape(folded, fold.shape)
-
-
-def _power(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()

@@ -20,11 +20,14 @@ __all__ = [
     "Constant",
     "Conv",
     "Dot",
+    "Either",
+    "Flip",
     "Leaf",
     "Map",
     "Node",
     "Position",
     "Reduce",
+    "Scan",
     "View",
     "broadcast",
     "cast",
@@ -33,6 +36,7 @@ __all__ = [
     "reduced",
     "replaced",
     "reshape",
+    "resolved",
     "rounded",
     "sources",
 ]
@@ -102,7 +106,11 @@ class View(Node):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Node):
-    """`kind` ("sum", "max", "min", "prod") over `dims` of `source`, which stay as size 1. Accumulates in the compute type."""
+    """`kind` over `dims` of `source`, which stay as size 1. Accumulates in the compute type.
+
+    "sum", "max", "min", "prod"; and in one pass what takes two when a row is at hand: "mean", "m2" (squared deviations from the
+    mean, summed), "expsum" (exponentials of the distance to the maximum, summed).
+    """
 
     kind: str
     source: Node
@@ -128,11 +136,40 @@ class Conv(Dot):
     groups: int
 
 
+@dataclass(frozen=True, eq=False)
+class Either(Node):
+    """One value computed in two ways: `kept` from a row that stays in registers, `streamed` where each reduction reads it again."""
+
+    kept: Node
+    streamed: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Node):
+    """Running `kind` ("sum", "prod") along `dim` of `source`: up to and with each element (`exclusive`: without it)."""
+
+    kind: str
+    source: Node
+    dim: int
+    reverse: bool = False
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Flip(Node):
+    """`source` with the order of `dim` reversed. Only a scan takes it in; there is no other kernel for it."""
+
+    source: Node
+    dim: int
+
+
 def sources(node: Node) -> tuple[Node, ...]:
     """The nodes it is computed from."""
     if isinstance(node, Map):
         return node.args
-    return (node.source,) if isinstance(node, (View, Reduce)) else ()
+    if isinstance(node, Either):
+        return (node.kept,)
+    return (node.source,) if isinstance(node, (View, Reduce, Scan, Flip)) else ()
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
@@ -215,8 +252,29 @@ def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
             memo[n] = n
             if isinstance(n, Map):
                 memo[n] = replace(n, args=tuple(visit(a) for a in n.args))
-            elif isinstance(n, (View, Reduce)):
+            elif isinstance(n, (View, Reduce, Scan, Flip)):
                 memo[n] = replace(n, source=visit(sources(n)[0]))
         return memo[n]
 
     return visit(node)
+
+
+def resolved(nodes: tuple[Node, ...], *, streamed: bool) -> tuple[Node, ...]:
+    """The expressions with one way chosen of each `Either`; what is shared stays shared."""
+    memo: dict[Node, Node] = {}
+
+    def visit(n: Node) -> Node:
+        if n not in memo:
+            made = n
+            if isinstance(n, Either):
+                made = visit(n.streamed if streamed else n.kept)
+            elif isinstance(n, Map):
+                args = tuple(visit(a) for a in n.args)
+                made = n if args == n.args else replace(n, args=args)
+            elif isinstance(n, (View, Reduce, Scan, Flip)):
+                source = visit(n.source)
+                made = n if source is n.source else replace(n, source=source)
+            memo[n] = made
+        return memo[n]
+
+    return tuple(visit(node) for node in nodes)

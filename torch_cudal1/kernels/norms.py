@@ -1,7 +1,8 @@
 """layer, RMS, group, instance and batch norm: mean, variance of the deviations (two passes over registers), scale.
 
 The variance is a sum of squared deviations from the mean, never E[x^2] - E[x]^2, which cancels for inputs far from zero.
-Bytes moved: one read and one write of the tensor when a row fits a tile, else one read per pass (mean, variance, output).
+Bytes moved: one read and one write of the tensor when a row fits a tile, else two reads (mean and variance, then output) and one
+write.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.nodes import Node, cast, constant, pointwise, reduced, reshape
+from torch_cudal1.kernels.nodes import Either, Node, cast, constant, pointwise, reduced, reshape
 from torch_cudal1.kernels.pointwise import Handler, div
 from torch_cudal1.program.model import TensorSpec
 
@@ -24,8 +25,9 @@ _F32 = torch.float32
 def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[Node, Node, Node]:
     """Mean, deviation from it, and variance with `correction` degrees of freedom removed, over `dims`, in fp32.
 
-    The rounded sum leaves the mean off by some units; the sum of the deviations tells by how much, and corrects mean, deviation
-    and variance in the same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
+    Where a row is read again for each reduction, mean and variance come from one pass (Welford's, as in eager). Where it stays
+    in registers: the rounded sum leaves the mean off by some units; the sum of the deviations tells by how much, and corrects
+    mean, deviation and variance in the same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
     """
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
@@ -37,7 +39,13 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     spread = pointwise("tl.maximum({0} - {1} * {1} * {2}, 0.0, propagate_nan=tl.PropagateNan.ALL)", squares, off, size, dtype=_F32)
     mean = pointwise("({0} + {1})", rough, off, dtype=_F32)
     deviation = pointwise("({0} - {1})", away, off, dtype=_F32)
-    return mean, deviation, div(spread, constant(max(0.0, count - correction), _F32))
+    degrees = constant(max(0.0, count - correction), _F32)
+    center, squared = reduced("mean", x, dims), reduced("m2", x, dims)
+    return (
+        Either(mean.shape, _F32, mean, center),
+        Either(x.shape, _F32, deviation, pointwise("({0} - {1})", x, center, dtype=_F32)),
+        Either(mean.shape, _F32, div(spread, degrees), div(squared, degrees)),
+    )
 
 
 def _rstd(variance: Node, eps: float) -> Node:
@@ -100,6 +108,26 @@ def _batch_stats(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tens
     return out, reshape(mean, (x.shape[1],)), reshape(rstd, (x.shape[1],))
 
 
+def _batch_training(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """`_native_batch_norm_legit_functional`: statistics of the batch, and the running ones moved towards them."""
+    x, weight, bias, running_mean, running_variance, training, momentum, eps = args
+    if not training:
+        raise NotLowerableError("batch norm of running statistics that also yields them")
+    dims, count = (0, *range(2, len(x.shape))), math.prod(x.shape) // x.shape[1]
+    mean, deviation, variance = moments(x, dims)
+    rstd = _rstd(variance, eps)
+    out = _affine(_scaled(deviation, rstd), _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+    whole = pointwise("({0} * {1})", variance, constant(count / max(1, count - 1), _F32), dtype=_F32)
+    vectors = [reshape(node, (x.shape[1],)) for node in (mean, rstd, mean, whole)]
+    shares = constant(momentum, _F32), constant(1 - momentum, _F32)
+    moved = [
+        pointwise("({0} * {2} + {1} * {3})", new, cast(old, _F32), *shares, dtype=_F32)
+        for new, old in zip(vectors[2:], (running_mean, running_variance), strict=True)
+    ]
+    typed = [pointwise("({0})", node, dtype=spec.torch_dtype) for node, spec in zip(moved, outs[3:], strict=True)]
+    return out, vectors[0], vectors[1], *typed
+
+
 def _batch_running(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
     """`_native_batch_norm_legit_no_training`: running statistics, element-wise; its two empty results are not produced."""
     x, weight, bias, mean, variance, _, eps = args
@@ -117,5 +145,6 @@ HANDLERS: dict[str, Handler] = {
     "_fused_rms_norm.default": _rms_norm,
     "native_group_norm.default": _group_norm,
     "_native_batch_norm_legit.no_stats": _batch_stats,
+    "_native_batch_norm_legit_functional.default": _batch_training,
     "_native_batch_norm_legit_no_training.default": _batch_running,
 }

@@ -57,6 +57,7 @@ BINARY = {
     "bitwise_or": "({0} | {1})",
     "bitwise_xor": "({0} ^ {1})",
     "atan2": "libdevice.atan2({0}, {1})",
+    "xlogy": "tl.where({1} != {1}, {1}, tl.where({0} == 0, 0.0, {0} * libdevice.log({1})))",
     "sigmoid_backward": "({0} * (1.0 - {1}) * {1})",
     "tanh_backward": "({0} * (1.0 - {1} * {1}))",
 }
@@ -302,7 +303,7 @@ def _arithmetic() -> dict[str, Handler]:
     table |= {f"{name}.default": _floating(text, 1) for name, text in ANY_UNARY.items() if name not in ("neg", "abs")}
     table |= {f"{name}.default": _simple(ANY_UNARY[name], 1) for name in ("neg", "abs")}
     for name, text in BINARY.items():
-        overloads = ("Tensor", "Scalar") if name in ("mul", "bitwise_and", "bitwise_or", "bitwise_xor") else ("default",)
+        overloads = ("Tensor", "Scalar") if name in ("mul", "bitwise_and", "bitwise_or", "bitwise_xor", "xlogy") else ("default",)
         table |= {f"{name}.{overload}": _simple(text, 2) for overload in overloads}
     table |= {f"{name}.{o}": _add(name) for name in ("add", "sub", "rsub") for o in ("Tensor", "Scalar")}
     table |= {f"div.{overload}": _floating("tl.div_rn({0}, {1})", 2) for overload in ("Tensor", "Scalar")}

@@ -129,7 +129,14 @@ def _with_index(kind: str) -> Handler:
     return handle
 
 
+def _legacy_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """`norm.ScalarOpt_dim` and `norm.Scalar`: the order is the second argument, None for 2."""
+    order = 2 if len(args) < 2 or args[1] is None else args[1]
+    return _vector_norm((args[0], order, *args[2:3]), {}, outs)
+
+
 HANDLERS: dict[str, Handler] = {
+    **{f"norm.{o}": _legacy_norm for o in ("Scalar", "ScalarOpt_dim")},
     **{f"sum.{o}": _fold("sum") for o in ("default", "dim_IntList")},
     **{f"prod.{o}": _fold("prod") for o in ("default", "dim_int")},
     **{f"mean.{o}": _mean for o in ("default", "dim")},

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
-from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Position, Reduce, View, sources
+from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Position, Reduce, Scan, View, sources
 from torch_cudal1.kernels.trace import Output
 
-__all__ = ["Nest", "Statement", "reductions_of", "schedule", "schedule_tail"]
+__all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_tail"]
 
 _MAX_STATEMENTS = 256
 _MAX_CUTS = 16
@@ -25,9 +25,9 @@ _MAX_CUTS = 16
 class Statement:
     """One assignment (or store) of the kernel.
 
-    `kind`: "load", "store", "position", "constant", "map", "reduce" or "product" (the element of a Dot at its own place). `text` is
-    the template over `needs`, or the literal, or the kind of reduction. `level` counts the reductions that must be finished before
-    it; `rows`, `columns`: what it varies over.
+    `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the element of a Dot at its own place).
+    `text` is the template over `needs`, or the literal, or the kind of reduction or scan. `level` counts the reductions that must
+    be finished before it; `rows`, `columns`: what it varies over.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Nest:
 
     @property
     def reduces(self) -> bool:
-        """Whether there is any reduction."""
-        return any(s.kind == "reduce" for s in self.statements)
+        """Whether there is any reduction or scan: something that asks for whole rows."""
+        return any(s.kind in ("reduce", "scan") for s in self.statements)
 
     @property
     def levels(self) -> int:
@@ -104,14 +104,32 @@ def reductions_of(nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()) 
     return tuple(found)
 
 
+def scans_of(nodes: tuple[Node, ...]) -> tuple[Scan, ...]:
+    """Every scan below `nodes`."""
+    seen: dict[Node, None] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting += sources(node)
+    return tuple(node for node in seen if isinstance(node, Scan))
+
+
 def schedule(outputs: tuple[Output, ...]) -> Nest:
     """One loop nest that computes all outputs. Raises NotLowerableError when they need more than one."""
-    folds = reductions_of(tuple(o.node for o in outputs))
-    if folds:
+    nodes = tuple(o.node for o in outputs)
+    folds, scans = reductions_of(nodes), scans_of(nodes)
+    if scans:
+        sizes = [(size, dim == scans[0].dim) for dim, size in enumerate(scans[0].shape)]
+    elif folds:
         sizes = [(size, dim in folds[0].dims) for dim, size in enumerate(folds[0].source.shape)]
     else:
         sizes = [(size, False) for size in max((o.node.shape for o in outputs), key=math.prod)]
-    return _simplified(_built(outputs, sizes))
+    nest = _simplified(_built(outputs, sizes))
+    if scans and len(nest.columns) > 1:
+        raise NotLowerableError("a scan whose elements have no single stride")
+    return nest
 
 
 def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
@@ -188,6 +206,10 @@ class _Builder:
             return self._product(node, flatten(index, row_major(node.shape)))
         if isinstance(node, Reduce):
             return self._reduce(node, index)
+        if isinstance(node, Scan):
+            return self._scan(node, index)
+        if not isinstance(node, (Map, Constant)):
+            raise NotLowerableError(f"a {type(node).__name__} has no kernel of its own")
         needs = tuple(self.emit(arg, index) for arg in node.args) if isinstance(node, Map) else ()
         text = node.template if isinstance(node, Map) else node.text if isinstance(node, Constant) else ""
         kind = "map" if isinstance(node, Map) else "constant"
@@ -216,6 +238,14 @@ class _Builder:
         inner = dict(zip(node.dims, unflatten(self.column, sizes), strict=True))
         source = self.emit(node.source, tuple(inner.get(d, form) for d, form in enumerate(index)))
         return Statement(self._name(), "reduce", node, source.ready, True, False, node.kind, (source,))
+
+    def _scan(self, node: Scan, index: Index) -> Statement:
+        others = [form for d, form in enumerate(index) if d != node.dim]
+        if index[node.dim] != self.column or any(form.columns for form in others):
+            raise NotLowerableError("a scan is needed at another place than its own, or along another dimension")
+        place = index[node.dim].shifted(-1) if node.exclusive else index[node.dim]
+        source = self.emit(node.source, tuple(place if d == node.dim else form for d, form in enumerate(index)))
+        return Statement(self._name(), "scan", node, source.level, True, True, node.kind, (source,))
 
 
 def _simplified(nest: Nest) -> Nest:

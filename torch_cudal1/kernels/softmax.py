@@ -1,6 +1,7 @@
 """softmax, log_softmax, logsumexp and the softmax backwards, as maximum, exponential and sum of one row.
 
-Bytes moved: one read and one write of the tensor when a row fits a tile, else one read per pass (maximum, sum, output).
+Bytes moved: one read and one write of the tensor when a row fits a tile, else two reads (maximum and sum, then output) and one
+write.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.kernels.nodes import Node, cast, pointwise, reduced, reshape
+from torch_cudal1.kernels.nodes import Either, Node, cast, pointwise, reduced, reshape
 from torch_cudal1.kernels.pointwise import Handler, div
 from torch_cudal1.program.model import TensorSpec
 
@@ -24,7 +25,8 @@ def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node]:
     dims = (dim % len(x.shape),) if x.shape else ()
     shifted = pointwise("({0} - {1})", x, reduced("max", x, dims), dtype=_F32)
     exponential = pointwise("libdevice.exp({0})", shifted, dtype=_F32)
-    return shifted, exponential, reduced("sum", exponential, dims)
+    total = reduced("sum", exponential, dims)
+    return shifted, exponential, Either(total.shape, _F32, total, reduced("expsum", x, dims))
 
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:

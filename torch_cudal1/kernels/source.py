@@ -10,7 +10,9 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torch_cudal1.kernels import streams
 from torch_cudal1.kernels.index import Form, row_major
+from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
 __all__ = ["HEADER", "Printer", "Tile", "kernel_source"]
@@ -140,18 +142,49 @@ class Printer:
 
     def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
-        lines = [f"acc_{s.name} = tl.full({shape}, {_neutral(s)}, {s.node.compute})" for s in folds]
-        lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
+        plain = [s for s in folds if s.text not in streams.KINDS]
+        streamed = [s for s in folds if s.text in streams.KINDS]
+        inside = self._inside([*folds, *stores])
+        lines = [f"acc_{s.name} = tl.full({shape}, {_neutral(s)}, {s.node.compute})" for s in plain]
+        lines += [line for s in streamed for line in streams.started(s, shape)]
+        lines += [self._carry(s) for s in inside if s.kind == "scan"]
         body = self._column_lines("start + ")
-        for s in self._inside([*folds, *stores]):
+        lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
+        if any(isinstance(s.node, Scan) and s.node.reverse for s in inside):  # a scan from the end takes its tiles from the end
+            last = (self.nest.column_count - 1) // self.tile.columns * self.tile.columns
+            body = self._column_lines(f"({last} - start) + ")
+        for s in inside:
             body += self.line(s)
-        for s in folds:
+        for s in streamed:
+            body += streams.stepped(s, self.tile.columns, self.column_mask)
+        for s in plain:
             step = _combine(s).format(f"acc_{s.name}", s.needs[0].name)
             body.append(f"acc_{s.name} = " + (f"tl.where(column_ok, {step}, acc_{s.name})" if self.column_mask else step))
         for s in stores:
             body += self.line(s)
         lines += ["    " + line for line in body]
-        return lines + [f"{s.name} = {_fold(s, f'acc_{s.name}')}" for s in folds]
+        lines += [f"{s.name} = {_fold(s, f'acc_{s.name}')}" for s in plain]
+        return lines + [line for s in streamed for line in streams.finished(s, self.nest.column_count, self.tile.columns)]
+
+    def _carry(self, s: Statement) -> str:
+        return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {_neutral(s)}, {s.node.compute})"
+
+    def _scan_lines(self, s: Statement) -> list[str]:
+        """The running sums or products within a tile, on top of those of the tiles before it."""
+        assert isinstance(s.node, Scan)
+        text, tests = s.needs[0].name, ["column_ok"] * (self.column_mask and s.node.reverse)
+        tests += ["(column > 0)"] * s.node.exclusive
+        if tests:
+            text = f"tl.where({' & '.join(tests)}, {text}, {_neutral(s)})"
+        if not (s.needs[0].rows and s.needs[0].columns):
+            text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
+        lines = [f"in_{s.name} = {text}"]
+        scan = f"tl.cum{s.text}(in_{s.name}, axis=1, reverse={s.node.reverse})"
+        if not self.tile.loop:
+            return [*lines, f"{s.name} = {scan}"]
+        sign = "+" if s.text == "sum" else "*"
+        lines.append(f"{s.name} = carry_{s.name} {sign} {scan}")
+        return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {_fold(s, f'in_{s.name}')}"]
 
     def _inside(self, users: Iterable[Statement]) -> list[Statement]:
         needed: set[str] = set()
@@ -176,6 +209,8 @@ class Printer:
             return [f"{s.name} = " + self._load(s)]
         if s.kind == "store":
             return [self._store(s)]
+        if s.kind == "scan":
+            return self._scan_lines(s)
         return self._reduce_lines(s)
 
     def _fixed(self, s: Statement) -> str:
@@ -195,13 +230,14 @@ class Printer:
         parts = [self.names[a.id] if c == 1 else f"{c} * {self.names[a.id]}" for a, c in form.terms]
         return " + ".join(parts + ([str(form.offset)] if form.offset else []))
 
-    def _mask(self, rows: bool, columns: bool) -> str:
-        parts = ["row_ok"] * (rows and self.row_mask) + ["column_ok"] * (columns and self.column_mask)
+    def _mask(self, rows: bool, columns: bool, *also: str) -> str:
+        parts = ["row_ok"] * (rows and self.row_mask) + ["column_ok"] * (columns and self.column_mask) + list(also)
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _load(self, s: Statement) -> str:
         offset = self.offset(s.access)
-        mask = self._mask(s.rows, s.columns)
+        before = ["(column > 0)"] * (s.access.offset < 0)  # of an exclusive scan: its first element has none before it
+        mask = self._mask(s.rows, s.columns, *before)
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=0' if mask else ''})"
         narrow = s.node.compute == "tl.float32" and s.node.dtype.itemsize < 4
         return text + (".to(tl.float32)" if narrow else "")

@@ -38,14 +38,15 @@ _SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
 
 
 def tiles(nest: Nest) -> tuple[Config, ...]:
-    """At most six configurations for a nest."""
+    """At most six configurations for a nest, more where a row is split: not every number of pieces fits its dimensions."""
     if not nest.reduces:
         found = _blocks(nest)
     elif _strided(nest):
         found = _strided_tiles(nest)
     else:
         found = _row_tiles(nest)
-    return tuple(found[:_KEPT])
+    splits = [config for config in found if config.get("split", 1) != 1]
+    return tuple(splits + [config for config in found if config not in splits][:_KEPT])
 
 
 def _blocks(nest: Nest) -> list[Config]:
@@ -92,8 +93,8 @@ def _splits(nest: Nest) -> list[Config]:
     if nest.row_count >= _SMS or nest.column_count < 8 * _SPLIT_COLUMNS:
         return []
     wanted = max(1, min(4 * _SMS // nest.row_count, nest.column_count // _SPLIT_COLUMNS))
-    split = next((s for s in range(wanted, 1, -1) if nest.column_count % s == 0), 1)
-    return [] if split < 4 else [{"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split}]
+    pieces = [s for s in range(wanted, max(3, wanted // 8), -1) if nest.column_count % s == 0]
+    return [{"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split} for split in pieces]
 
 
 def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:

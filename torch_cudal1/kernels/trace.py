@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels import convolutions, norms, pointwise, products, reductions, softmax, views
+from torch_cudal1.kernels import convolutions, losses, norms, pointwise, products, reductions, scans, softmax, views
 from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
@@ -27,6 +27,8 @@ ANCHORS: Mapping[str, Mapping[str, Handler]] = {
     "gemm": products.HANDLERS,
     "softmax": softmax.HANDLERS,
     "norm": norms.HANDLERS,
+    "scan": scans.HANDLERS,
+    "loss": losses.HANDLERS,
     "reduction": reductions.HANDLERS,
     "elementwise": pointwise.HANDLERS,
 }

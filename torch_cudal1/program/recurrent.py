@@ -65,7 +65,7 @@ def _is_served(args: Sequence[Any]) -> bool:
         return False
     if given.device.type == "cuda":
         return bool(torch.backends.cudnn.enabled and torch.backends.cudnn.is_available() and given.dtype in _CUDNN_DTYPES)
-    return given.device.type == "cpu"
+    return bool(given.device.type == "cpu")
 
 
 @cache

@@ -1,0 +1,70 @@
+"""Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum of exponentials (online).
+
+Each lane of the tile keeps its own running values through the loop; afterwards lanes are put together. `started`, `stepped` and
+`finished` print the Triton lines before, in and after that loop. A lane whose columns have ended keeps what it has.
+
+Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan, Golub, LeVeque 1983 for putting
+lanes together; Milakov, Gimelshein, Online normalizer calculation for softmax (2018).
+"""
+
+from __future__ import annotations
+
+from torch_cudal1.kernels.schedule import Statement
+
+__all__ = ["KINDS", "finished", "started", "stepped"]
+
+KINDS = frozenset({"mean", "m2", "expsum"})
+_LOW = 'float("-inf")'
+
+
+def started(s: Statement, shape: str) -> list[str]:
+    """Before the loop: nothing seen."""
+    n, zeros = s.name, f"tl.zeros({shape}, tl.float32)"
+    if s.text == "expsum":
+        return [f"top_{n} = tl.full({shape}, {_LOW}, tl.float32)", f"acc_{n} = {zeros}"]
+    return [f"mean_{n} = {zeros}"] + [f"acc_{n} = {zeros}"] * (s.text == "m2")
+
+
+def stepped(s: Statement, columns: int, masked: bool) -> list[str]:
+    """One tile further."""
+    n, x = s.name, s.needs[0].name
+    if s.text == "expsum":
+        seen = f"tl.where(column_ok, {x}, {_LOW})" if masked else x
+        return [
+            f"x_{n} = {seen}",
+            f"next_{n} = nan_max(top_{n}, x_{n})",
+            f"safe_{n} = {_safe(f'next_{n}')}",
+            f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
+            f"top_{n} = next_{n}",
+        ]
+    lines = [f"away_{n} = {x} - mean_{n}", f"next_{n} = mean_{n} + away_{n} * (1.0 / (start // {columns} + 1))"]
+    if s.text == "m2":
+        lines.append(f"acc_{n} = {_kept(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}")
+    return [*lines, f"mean_{n} = {_kept(f'next_{n}', f'mean_{n}', masked)}"]
+
+
+def finished(s: Statement, count: int, columns: int) -> list[str]:
+    """After the loop: the row's value, in `[rows, 1]`."""
+    n = s.name
+    if s.text == "expsum":
+        return [
+            f"row_{n} = tl.reduce(top_{n}, 1, nan_max, keep_dims=True)",
+            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_safe(f'row_{n}')}), axis=1, keep_dims=True)",
+        ]
+    lines = [
+        f"seen_{n} = (({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}).to(tl.float32)",
+        f"center_{n} = tl.sum(mean_{n} * (seen_{n} * {1.0 / count!r}), axis=1, keep_dims=True)",
+    ]
+    if s.text == "mean":
+        return [*lines, f"{n} = center_{n}"]
+    lines.append(f"off_{n} = mean_{n} - center_{n}")
+    return [*lines, f"{n} = tl.sum(acc_{n} + off_{n} * off_{n} * seen_{n}, axis=1, keep_dims=True)"]
+
+
+def _kept(new: str, old: str, masked: bool) -> str:
+    return f"tl.where(column_ok, {new}, {old})" if masked else new
+
+
+def _safe(top: str) -> str:
+    """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be NaN."""
+    return f"tl.where({top} == {_LOW}, 0.0, {top})"
