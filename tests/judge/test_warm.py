@@ -109,3 +109,18 @@ def test_work_that_has_not_begun_does_not_begin_when_nobody_waits_any_more() -> 
             waiting = warm.in_background(threads, fail_with_one)
         with pytest.raises(SandboxError, match="nobody waits"):
             waiting.result(timeout=30)
+
+
+def test_children_started_in_the_background_are_the_next_ones() -> None:
+    with warm.kept_warm():
+        warm.begin(LIMITS, Contract())
+        warm.begin(LIMITS, Contract())
+        with warm.lent(LIMITS, Contract()) as first:
+            pass
+        with warm.fresh(LIMITS, Contract()) as second:
+            assert second is not first
+            assert not warm._STORE.coming[LIMITS, Contract()]
+        with pytest.raises(CandidateFailure, match="given up"):
+            second.call("clear")  # what was to run nothing else runs nothing else
+        with warm.lent(LIMITS, Contract()) as third:
+            assert third is first
