@@ -84,6 +84,11 @@ CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[tuple[int, ...], ...]
         lambda x, w: F.conv_transpose2d(x, w, stride=5, padding=1, dilation=2),
         ((1, 8, 5, 9), (8, 8, 3, 3)),
     ),
+    "transposed, three channels filled up": (
+        cut(y=8, x=16, columns=8),
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
+        ((1, 3, 7, 9), (3, 8, 3, 3)),
+    ),
     "transposed, groups, classes apart along x": (
         cut(x=128, columns=8),
         lambda x, w: F.conv_transpose1d(x, w, stride=2, padding=1, dilation=3, groups=2),

@@ -13,21 +13,23 @@
 // class is a convolution of stride 1 with some of the taps. Classes along x are computed together (NX > 1) where that needs no made-up
 // products, so that neighbours in memory are written at once; the others are blocks of their own.
 //
-// Constants: N, GROUPS, C and OC (of a group), CB (divides C), BO (columns of a class in a block, multiple of 8), NX, BN = NX * BO, OCB blocks
+// Constants: N, GROUPS, C and OC (of a group), CB channels of a chunk (CR of them real), CHUNKS, BO (columns of a class in a block, multiple of 8), NX, BN = NX * BO, OCB blocks
 // of columns; IZ, IY, IX and XS_N, XS_C, XS_Z, XS_Y of the input (1 along x); QZ, QY, QX places of a class, S_Z, S_Y, S_X input elements from one to the next;
 // OZ, OY, OX outputs, P_Z, P_Y, P_X outputs from one place to the next; TZ, TY, TX; MW rows of 64 a warpgroup, GROUPS_OF_4 warpgroups, BLOCKS of an SM;
 // LOW_Z, LOW_Y, LOW_X where the box begins beside the first place, BZ, BY, BX, PLANE >= BZ * BY * BX, VEC elements a copy moves; STEP_Z, STEP_Y, STEP_X
 // between taps; KX taps along x, ZG taps along z and y of a slot, KS; STAGES of weights, BOXES of input; ZERO (1: a plane of zeros); weights: WS_G, WS_OC, WS_C,
-// PRODUCTS (1 or 3), PROMOTE; WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; PAIRS.
+// PRODUCTS (1 or 3), PROMOTE; WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; STAGED (divides BO); PAIRS.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
 #define THREADS (128 * GROUPS_OF_4)
+#define BM (TZ * TY * TX)
+#define PITCH (BM + 4)  // of staged results: fragments of 4 channels x 8 places lie in different banks
 #define PLANE_OF_WEIGHTS (KS * BN * 8)  // floats; with three products: high, the same without infinities, low
 #define SLOT (PRODUCTS * PLANE_OF_WEIGHTS)
-#define BOX ((CB + ZERO) * PLANE)
+#define BOX ((CR + ZERO) * PLANE)
 #define TABLE (TAPS_ZY / ZG * KS * 4)  // pairs of offsets
 
 #ifndef EMULATED
@@ -106,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(256) PACK(const float* weights, flo
   const int zy = slot % many * ZG + k / (KX * CB), c = slot / many * CB + k % CB;
   const int rx = NX > 1 ? n / BO : kind % CLASS_X, x = k / CB % KX - (NX > 1 ? x_first(rx) : 0), oc = block % OCB * BO + n % BO;
   float value = 0.0f;
-  if (k < ZG * KX * CB && x >= 0 && x < x_count(rx) && oc < OC) {
+  if (k < ZG * KX * CB && x >= 0 && x < x_count(rx) && oc < OC && c < C) {
     const int z = zy / y_count(ry), y = zy % y_count(ry);
     value = __ldg(weights + group * WS_G + oc * WS_OC + c * WS_C + (z_index(rz) + z * WK_Z) * WS_Z + (y_index(ry) + y * WK_Y) * WS_Y +
                   (x_index(rx) + x * WK_X) * WS_X);
@@ -133,7 +135,7 @@ __device__ __forceinline__ Tile tile_of(int block) {  // blocks that read the sa
 __device__ __forceinline__ void fetch_box(float* box, const float* x, const Tile& t) {  // x: the first channel
   const int z0 = t.z * S_Z + LOW_Z, y0 = t.y * S_Y + LOW_Y, x0 = t.x * S_X + LOW_X;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < CB * BZ * BY * (BX / VEC); i += THREADS) {
+  for (int i = threadIdx.x; i < CR * BZ * BY * (BX / VEC); i += THREADS) {
     const int ix = i % (BX / VEC) * VEC, row = i / (BX / VEC), iy = row % BY, iz = row / BY % BZ, c = row / (BY * BZ);
     const int gz = z0 + iz, gy = y0 + iy, gx = x0 + ix;
     const bool there = (unsigned)gz < IZ && (unsigned)gy < IY && (unsigned)gx < IX;
@@ -157,10 +159,10 @@ __device__ __forceinline__ void write_table(int2* table, int kind) {
     int found[2];
     for (int half = 0; half < 2; ++half) {
       const int k = i / 4 % KS * 8 + half * 4 + i % 4, zy = i / 4 / KS * ZG + k / (KX * CB), x = k / CB % KX, c = k % CB;
-      const bool real = k < ZG * KX * CB && zy < z_count(rz) * many && (NX > 1 || x < x_count(rx));
+      const bool real = k < ZG * KX * CB && c < CR && zy < z_count(rz) * many && (NX > 1 || x < x_count(rx));
       const int z = many ? zy / many : 0, y = many ? zy % many : 0;
       const int at = c * PLANE + ((z_low(rz) + z * STEP_Z) * BY + y_low(ry) + y * STEP_Y) * BX + X_SHIFT + (NX > 1 ? 0 : x_low(rx)) + x * STEP_X;
-      found[half] = real ? at : CB * PLANE;
+      found[half] = real ? at : CR * PLANE;
     }
     table[i] = make_int2(found[0], found[1]);
   }
@@ -206,30 +208,45 @@ __device__ __forceinline__ void steps(float (&sum)[ACC], float (&part)[ACC], Fra
   if constexpr (S + 1 < KS) steps<S + 1>(sum, part, a, box, rows, table, weights);
 }
 
-__device__ __forceinline__ void store(const float (&sum)[ACC], float* result, const Tile& t TAIL_PARAMETERS) {
+// The sums go through shared memory, STAGED channels of all classes at a time, so that neighbouring threads write neighbouring places: rows of an
+// output seldom begin at a sector of 32 bytes, and a warp that writes whole lines touches half as many of them as one that writes fragments.
+__device__ __forceinline__ void store(const float (&sum)[ACC], float* room, float* result, const Tile& t TAIL_PARAMETERS) {
   const int at = threadIdx.x, quad = at % 4, first = at / 128 * (64 * MW) + at % 128 / 32 * 16 + at % 32 / 4;
   const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, rx = t.kind % CLASS_X;
 #pragma unroll
-  for (int i = 0; i < 2 * MW; ++i) {
-    const int m = first + i / 2 * 64 + i % 2 * 8;
-    const int z = (t.z + m / (TX * TY)) * P_Z + rz, y = (t.y + m / TX % TY) * P_Y + ry, x = (t.x + m % TX) * P_X + rx;
-    if (z >= OZ || y >= OY || x >= OX) continue;
-    const INDEX row = (((INDEX)t.image * OZ + z) * OY + y) * OX + x;
+  for (int pass = 0; pass < BO / STAGED; ++pass) {
+    __syncthreads();  // nobody reads the input, the weights or the pass before any more
 #pragma unroll
-    for (int j = 0; j < BO / 4; ++j) {
-      const int inside = j / 2 * 8 + 2 * quad + j % 2, oc = t.columns * BO + inside, column = t.group * OC + oc;
-      if (oc >= OC) continue;
-      float made[NX];
+    for (int i = 0; i < 2 * MW; ++i) {
 #pragma unroll
-      for (int r = 0; r < NX; ++r)
-        made[r] = x + r < OX ? tail(sum[i / 2 * (BN / 2) + (r * BO / 8 + j / 2) * 4 + i % 2 * 2 + j % 2], row + r, column TAIL_ARGUMENTS) : 0.0f;
-      if (PAIRS && NX == 2) {
-        *reinterpret_cast<float2*>(result + place(row, column)) = make_float2(made[0], made[NX - 1]);
-        continue;
+      for (int j = 0; j < NX * STAGED / 4; ++j) {
+        const int r = j / (STAGED / 4), n = j % (STAGED / 4) / 2 * 8, side = j % 2;  // class, first channel of the 8, which of two
+        room[(r * STAGED + n + 2 * quad + side) * PITCH + first + i / 2 * 64 + i % 2 * 8] =
+            sum[i / 2 * (BN / 2) + (r * BO + pass * STAGED + n) / 2 + i % 2 * 2 + side];
       }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int m = at % BM; m < BM; m += THREADS) {
+      const int z = (t.z + m / (TX * TY)) * P_Z + rz, y = (t.y + m / TX % TY) * P_Y + ry, x = (t.x + m % TX) * P_X + rx;
+      if (z >= OZ || y >= OY || x >= OX) continue;
+      const INDEX row = (((INDEX)t.image * OZ + z) * OY + y) * OX + x;
+      const int most = min(STAGED, OC - t.columns * BO - pass * STAGED);
+#pragma unroll 8
+      for (int inside = at / BM; inside < most; inside += (THREADS + BM - 1) / BM) {
+        const int column = t.group * OC + t.columns * BO + pass * STAGED + inside;
+        float made[NX];
 #pragma unroll
-      for (int r = 0; r < NX; ++r)
-        if (x + r < OX) result[place(row + r, column)] = made[r];
+        for (int r = 0; r < NX; ++r)
+          made[r] = x + r < OX ? tail(room[(r * STAGED + inside) * PITCH + m], row + r, column TAIL_ARGUMENTS) : 0.0f;
+#if PAIRS
+        *reinterpret_cast<float2*>(result + place(row, column)) = make_float2(made[0], made[NX - 1]);
+#else
+#pragma unroll
+        for (int r = 0; r < NX; ++r)
+          if (x + r < OX) result[place(row + r, column)] = made[r];
+#endif
+      }
     }
   }
 }
@@ -240,12 +257,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
   float* slots = boxes + BOXES * BOX;
   const Tile t = tile_of(blockIdx.x);
   const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, many = z_count(rz) * y_count(ry) / ZG;
-  const int all = C / CB * many;
+  const int all = CHUNKS * many;
   x += t.image * (i64)XS_N + t.group * C * (i64)XS_C;
   packed += ((i64)(t.group * OCB + t.columns) * SLOTS + slots_before(t.kind)) * SLOT;
   write_table(table, t.kind);
   if (ZERO)
-    for (int i = threadIdx.x; i < BOXES * PLANE; i += THREADS) boxes[i / PLANE * BOX + CB * PLANE + i % PLANE] = 0.0f;
+    for (int i = threadIdx.x; i < BOXES * PLANE; i += THREADS) boxes[i / PLANE * BOX + CR * PLANE + i % PLANE] = 0.0f;
   int next = 0, chunk = 0, tap = 0;  // of what is fetched
   auto fetch = [&] {
     if (next < all) {
@@ -283,5 +300,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     wait_wgmma<0>();
     if (++at_tap == many) at_tap = 0, ++at_chunk;
   }
-  store(sum, result, t TAIL_ARGUMENTS);
+  store(sum, reinterpret_cast<float*>(memory), result, t TAIL_ARGUMENTS);
 }

@@ -117,6 +117,8 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
         "C": conv.channels,
         "OC": conv.outputs,
         "CB": one.channels,
+        "CR": min(one.channels, conv.channels),
+        "CHUNKS": -(-conv.channels // one.channels),
         "BO": one.columns,
         "NX": made.together,
         "BN": columns,
@@ -140,6 +142,7 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
         "SLOTS": sum(_slots(cut)),
         "ACC": one.wide * columns // 2,
         "PAIRS": int(pairs),
+        "STAGED": made.staged,
         "PRODUCTS": one.products,
         "PROMOTE": _PROMOTE,
     }
@@ -164,7 +167,7 @@ def _slots(cut: _Cut) -> list[int]:
     """Slots of each class."""
     z, y, x = cut.conv.axes
     alone = 1 if cut.layout.together > 1 else len(x.classes)
-    chunks = cut.conv.channels // cut.schedule.channels
+    chunks = -(-cut.conv.channels // cut.schedule.channels)
     return [chunks * a.count * b.count // cut.schedule.taps for a in z.classes for b in y.classes for _ in range(alone)]
 
 

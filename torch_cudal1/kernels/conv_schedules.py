@@ -20,6 +20,7 @@ __all__ = ["Layout", "Schedule", "layout", "merged", "read", "schedules"]
 _SMS, _CLOCK, _BYTES_PER_S = 132, 1.6e9, 4.0e12
 _SHARED = 227 * 1024
 _WARPGROUPS = 2
+_STAGED_BYTES = 36 * 1024  # for results on their way out, where the operands need less
 _MAX_STEPS = 40  # of a slot: they are unrolled
 _SAME = 1.3  # how much slower than its bound another schedule with the same tile counts
 
@@ -73,7 +74,10 @@ def merged(axis: Axis) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """What follows from a schedule: classes of x in a block, taps along x, steps of a slot, the box, and shared memory in bytes."""
+    """What follows from a schedule: classes of x in a block, taps along x, steps of a slot, the box, and shared memory in bytes.
+
+    `staged`: channels of which results are brought into the order of the output at a time.
+    """
 
     together: int
     taps: int
@@ -86,6 +90,7 @@ class Layout:
     zeros: int
     boxes: int
     table: int
+    staged: int
     shared_bytes: int
 
 
@@ -96,7 +101,8 @@ def layout(conv: Convolution, one: Schedule) -> Layout:
     taps = -(-x.reach // x.step) if together > 1 else x.taps
     depth = one.taps * taps * one.channels
     steps, counts = -(-depth // 8), {a.count * b.count for a in z.classes for b in y.classes}
-    if conv.channels % one.channels or any(count % one.taps for count in counts) or (together > 1 and one.channels % 8):
+    filled = conv.channels % one.channels == 0 or conv.channels < one.channels == 8  # a chunk may be filled up with zeros
+    if not filled or any(count % one.taps for count in counts) or (together > 1 and one.channels % 8):
         raise NotLowerableError(
             f"{conv.channels} channels, {sorted(counts)} taps: do not divide into {one.channels} and {one.taps}"
         )
@@ -108,13 +114,20 @@ def layout(conv: Convolution, one: Schedule) -> Layout:
     tall = [(tile - 1) * axis.stride + axis.reach for tile, axis in ((one.z, z), (one.y, y))]
     box = (tall[0], tall[1], -(-along // vector) * vector)
     plane = _plane(math.prod(box), x.stride)
-    holes = depth % 8 > 0 or (together == 1 and len({c.count for c in x.classes}) > 1)
+    holes = depth % 8 > 0 or conv.channels < one.channels or (together == 1 and len({c.count for c in x.classes}) > 1)
     slots = max(1, min((count // one.taps for count in counts if count), default=1))
-    boxes = min(conv.channels // one.channels, -(-(one.stages - 1) // slots) + 1)
+    boxes = min(-(-conv.channels // one.channels), -(-(one.stages - 1) // slots) + 1)
     table = max(counts) // one.taps * steps * 4
-    floats = boxes * (one.channels + holes) * plane + one.stages * one.products * steps * 8 * together * one.columns
+    floats = (
+        boxes * (min(one.channels, conv.channels) + holes) * plane + one.stages * one.products * steps * 8 * together * one.columns
+    )
     shared = -(-table * 8 // 128) * 128 + 4 * floats
-    return Layout(together, taps, steps, vector, (z.low, y.low, first), x.low - first, box, plane, int(holes), boxes, table, shared)
+    channel = 4 * together * (64 * _WARPGROUPS * one.wide + 4)
+    divisors = [c for c in range(8, one.columns + 1, 8) if one.columns % c == 0]
+    staged = max((c for c in divisors if c * channel <= max(shared, _STAGED_BYTES)), default=8)
+    shared = max(shared, staged * channel)
+    low = (z.low, y.low, first)
+    return Layout(together, taps, steps, vector, low, x.low - first, box, plane, int(holes), boxes, table, staged, shared)
 
 
 def _vector(conv: Convolution, one: Schedule) -> int:
@@ -154,7 +167,7 @@ def _all(conv: Convolution, products: int) -> Iterator[Schedule]:
             if wide * together * columns > 256:
                 continue
             for tile in _tiles(conv, 64 * _WARPGROUPS * wide):
-                for channels in _channels(conv.channels):
+                for channels in _channels(conv.channels, together):
                     for taps in (t for t in range(1, counts + 1) if counts % t == 0):
                         for stages in (2, 3, 4):
                             room = (products // 2 + 1) * (wide * together * columns // 2) + 8 * (products + 1) * wide + 44
@@ -170,8 +183,8 @@ def _columns(outputs: int, together: int) -> list[int]:
     return fitting[:2] if whole else []
 
 
-def _channels(channels: int) -> list[int]:
-    eights = [c for c in (8, 16, 32) if channels % c == 0]
+def _channels(channels: int, together: int) -> list[int]:
+    eights = [c for c in (8, 16, 32) if channels % c == 0] or [8] * (together > 1 and channels < 8)
     return eights or [c for c in range(1, 33) if channels % c == 0][-2:]
 
 
@@ -189,7 +202,9 @@ def _tiles(conv: Convolution, places: int) -> list[tuple[int, int, int]]:
             waste = math.prod(-(-a.places // t) * t / a.places for t, a in zip(tile, conv.axes, strict=True))
             halo = math.prod(((t - 1) * a.stride + a.reach) / (t * a.stride) for t, a in zip(tile, conv.axes, strict=True))
             halo *= ((tx - 1) * x.stride + x.reach + 6) / ((tx - 1) * x.stride + x.reach)  # whole vectors
-            scored.append((waste * (1 + 0.15 * halo), tile))
+            sectors = tx * (len(x.classes) if merged(x) else 1) / 8
+            ragged = (sectors + (x.out % 8 > 0)) / sectors  # of 32 bytes, written for a row of the tile
+            scored.append((waste * (1 + 0.15 * halo + 0.1 * ragged), tile))
     return [tile for _, tile in sorted(scored)[:2]]
 
 
@@ -200,7 +215,7 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
         raise NotLowerableError(f"{made.shared_bytes} bytes of shared memory for each of {one.blocks} blocks")
     wide, columns = one.wide * _WARPGROUPS, made.together * one.columns
     classes = [math.prod(c) for c in _products(conv)]
-    slots = conv.channels // one.channels * sum(classes) / len(classes) / one.taps
+    slots = -(-conv.channels // one.channels) * sum(classes) / len(classes) / one.taps
     tensor = wide * max(16.0, columns / 2) * one.products
     read = wide * (16.0 * math.sqrt(conv.axes[2].stride) + columns / 4 * one.products + 2)
     step = max(tensor, read) + 0.25 * min(tensor, read)
@@ -209,7 +224,8 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
     per_slot = max(made.steps * step, weights + boxes) + 180 / one.blocks
     tiles = math.prod(-(-a.places // t) for a, t in zip(conv.axes, (one.z, one.y, one.x), strict=True))
     blocks = conv.images * conv.groups * -(-conv.outputs // one.columns) * tiles * len(classes)
-    clocks: float = slots * per_slot + (1500 + 64 * wide * columns * 4 / 24) / one.blocks
+    inner, outer = slots * per_slot, 1500 + 64 * wide * columns * 4 / 16
+    clocks: float = inner + outer if one.blocks == 1 else max(inner, outer) + 0.3 * min(inner, outer)
     waves = max(1.0, blocks / _SMS)
     return max(waves * clocks / _CLOCK, conv.bytes / _BYTES_PER_S) + 0.05 * waves * clocks / _CLOCK
 
