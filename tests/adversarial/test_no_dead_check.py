@@ -10,7 +10,6 @@ from tests.adversarial.case import DETECTORS, FAMILIES, case_files
 
 WITHOUT = {
     "triage": "it may refuse early, never alone",
-    "sanitizer": "a second opinion on what `guard_page` refuses, where the tool is there",
     "roofline": "faster than the device can be means that something was left out, which timed outputs show; see test_roofline",
 }
 FILES = case_files()

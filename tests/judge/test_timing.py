@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ class Scripted:
         return [(100.0 * ratio, 100.0)] * batch.pairs
 
 
-STEADY, RISING = [1.5] * 30, [1.1**position for position in range(30)]
+STEADY, RISING = [1.5] * 30, [0.9 * 1.1**position for position in range(30)]
 
 
 def test_agreeing_buckets_are_sampled_once_and_the_lower_speedup_decides() -> None:
@@ -150,6 +151,26 @@ def test_only_the_state_whose_buckets_disagree_gets_three_times_the_pairs() -> N
     assert sampler.asked == {"cold": 3 * 56, "hot": 56}
     assert (found.rounds, found.steady) == (3, False)
     assert found.summaries["cold"].pairs == 3 * 56
+
+
+WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for first in (1.2, 0.3, 0.8))
+
+
+@pytest.mark.parametrize(
+    ("gate", "cold", "hot", "rounds"),
+    [
+        ("widen", WIDE, STEADY, 1),  # all of both lies above the margin
+        ("widen", SLOWER, WIDE, 1),  # the lower one decides, and lies below it
+        ("widen", ACROSS, WIDE, 3),  # 0.8 to 1.07, then more
+        ("widen", STEADY, ACROSS, 3),
+        ("reject", WIDE, STEADY, 3),  # disagreement is a reason to refuse: more pairs may settle it
+    ],
+)
+def test_buckets_that_disagree_on_one_side_of_the_margin_decide(
+    gate: Literal["widen", "reject"], cold: list[float], hot: list[float], rounds: int
+) -> None:
+    found = measure(Scripted({"cold": cold, "hot": hot}), replace(FAST, gate=gate))
+    assert (found.rounds, found.steady) == (rounds, False)
 
 
 def test_the_paper_takes_no_second_round() -> None:

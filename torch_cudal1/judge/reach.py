@@ -55,8 +55,13 @@ def environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str
     return kept | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
 
 
-def reach(scratch: Path, variables: Mapping[str, str], *, own: bool, gpu: bool, readable: Iterable[str] = ()) -> Reach:
-    """What Landlock leaves a child whose environment is `variables`. Folders of caches that are to be written are made here."""
+def reach(
+    scratch: Path, variables: Mapping[str, str], *, own: bool, gpu: bool, watched: bool = False, readable: Iterable[str] = ()
+) -> Reach:
+    """What Landlock leaves a child whose environment is `variables`. Folders of caches that are to be written are made here.
+
+    `watched`: a tool starts the worker as a process of its own, whose folder in /proc is not there yet.
+    """
     read = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *roots(), *_python_paths(own=own), *_toolchains(variables), *readable]
     write = [str(scratch)]
     devices = list(_DEVICES)
@@ -66,7 +71,7 @@ def reach(scratch: Path, variables: Mapping[str, str], *, own: bool, gpu: bool, 
     if gpu:
         devices += [path for pattern in _GPU_DEVICES for path in sorted(glob.glob(pattern))]
         read += _GPU_READ
-        write.append("/proc/self")  # the driver names its threads there
+        write.append("/proc" if watched else "/proc/self")  # the driver names its threads there, or does not start (error 304)
     both = [path for given in read for path in (os.path.abspath(given), os.path.realpath(given)) if not given.startswith("/proc")]
     return Reach(tuple(dict.fromkeys(("/proc", *both))), (str(_PACKAGE.parent),), tuple(dict.fromkeys(write)), tuple(devices))
 

@@ -189,7 +189,7 @@ class Child:
     def _start(self) -> None:
         limits = self.limits
         variables = environment(self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu)
-        plan = plan_for(limits, self.confinement.level, self.scratch, variables)
+        plan = plan_for(limits, self.confinement.level, self.scratch, variables, watched=bool(self._under))
         uid = os.getuid() if plan.uid is None else plan.uid
         self.confinement = replace(self.confinement, uid=uid)
         ours, theirs = socket.socketpair()

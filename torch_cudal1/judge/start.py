@@ -39,13 +39,13 @@ def make_scratch(prefix: str = "cudal1-judge-") -> Path:
         raise SandboxError("starting", f"no scratch folder: {error}") from error
 
 
-def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, str]) -> Plan:
-    """How a child of this level is started. A user of its own is given the scratch folder."""
+def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, str], *, watched: bool = False) -> Plan:
+    """How a child of this level is started, by a tool if `watched`. A user of its own is given the scratch folder."""
     rlimits = {"CORE": 0, "FSIZE": limits.file_bytes}
     if level < 2:
         return Plan(os.getpid(), str(scratch), rlimits=rlimits)
     own = limits.trust == "own"
-    reached = reach(scratch, variables, own=own, gpu=limits.gpu)
+    reached = reach(scratch, variables, own=own, gpu=limits.gpu, watched=watched)
     if own:
         return Plan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
     uid = _strangers_uid(scratch)

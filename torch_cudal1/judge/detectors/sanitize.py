@@ -1,6 +1,7 @@
 """Detector `sanitizer`: machine code under NVIDIA's compute-sanitizer, in a process of its own, with torch's caching of blocks off.
 
-The tool comes with the CUDA toolkit; where it is absent, or cannot run in the sandbox, the check says so and passes.
+The tool comes with the CUDA toolkit; where it is absent, or cannot run in the sandbox, the check says so and passes. So it does for
+strangers' code: what the tool starts must be able to write all of /proc, which is too much for them.
 Its report is a file in the child's scratch folder: a Program cannot write there, the Python of a source can. memcheck sees accesses
 outside allocations; racecheck sees shared memory only; none of them sees what a run on other inputs would do.
 """
@@ -50,6 +51,8 @@ def sanitizer(trial: Trial) -> list[Check]:
 def _not_applicable(trial: Trial) -> str:
     if trial.device.type != "cuda":
         return "no GPU"
+    if trial.child.limits.trust != "own":
+        return "a stranger's code is not run under a tool"
     if not isinstance(trial.candidate, SourceCandidate) and not trial.candidate.program.launches:
         return "no machine code"
     if not trial.profile.sanitizers:
