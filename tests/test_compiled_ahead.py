@@ -14,12 +14,14 @@ import torch
 
 from tests.entries import plant, shifted
 from tests.signing import allow, make_signer
+from torch_cudal1 import compiled_ahead
 from torch_cudal1.commands.ahead import collect
 from torch_cudal1.fleet.task import Order
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.bundle import write_bundle
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.imported import import_bundle
+from torch_cudal1.source.inductor_files import pack
 from torch_cudal1.source.inventory import take_inventory
 from torch_cudal1.targets import load
 
@@ -118,6 +120,23 @@ def test_files_that_nobody_signed_are_never_unpacked(shipped: Path, tmp_path: Pa
     assert "is refused" in seen["told"][0]
     assert "sign" in seen["told"][0]
     assert not list((tmp_path / "inductor").rglob("*.so"))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the user's folder", "Inductor's folder"])
+def test_what_triton_built_lies_where_triton_looks(own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # so that it is taken back whatever is set
+    if not own:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    (tmp_path / "made/triton/0/ABC").mkdir(parents=True)
+    (tmp_path / "made/triton/0/ABC/cuda_utils.so").write_bytes(b"library")
+    (tmp_path / "made/fxgraph").mkdir()
+    (tmp_path / "made/fxgraph/graph").write_bytes(b"graph")
+    compiled_ahead._put_in_place(pack(tmp_path / "made"), ["region"], torch.device("cuda", 1))
+    triton = tmp_path / "triton" if own else tmp_path / "inductor/triton/1"
+    assert (triton / "ABC/cuda_utils.so").read_bytes() == b"library"
+    assert (tmp_path / "inductor/fxgraph/graph").read_bytes() == b"graph"
+    assert os.environ["TRITON_CACHE_DIR"] == str(triton)
 
 
 @pytest.mark.gpu

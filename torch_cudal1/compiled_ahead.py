@@ -28,15 +28,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torch_cudal1 import observe
 from torch_cudal1.place import Place
 from torch_cudal1.records import Miss
-from torch_cudal1.settings import path_with
+from torch_cudal1.settings import path_with, triton_folder
 from torch_cudal1.source.inductor_files import pack, unpack
 from torch_cudal1.source.store import NotStored
 
-__all__ = ["compiler_here", "inductor_options", "ready", "store"]
+__all__ = ["TRITON", "compiler_here", "inductor_options", "ready", "store"]
 
+TRITON = "triton/0/"  # below Inductor's folder, of the device that a start of one target uses
 _COMPILER = "g++"  # what Inductor asks for by default; its versions are part of what a compiled file is called
 _ASKED = ("--version", "-v")
 _lock = threading.RLock()
@@ -72,7 +75,7 @@ def ready(keys: Sequence[str], place: Place) -> Iterator[None]:
             return
         if name not in _known:
             _known.add(name)
-            _put_in_place(value, keys)
+            _put_in_place(value.get("inductor"), keys, place.device)
         with _stand_in(value.get("compiler")):
             yield
 
@@ -106,13 +109,21 @@ def _name(keys: Sequence[str], place: Place) -> str:
     return hashlib.sha256(json.dumps(made_for).encode()).hexdigest()
 
 
-def _put_in_place(value: Mapping[str, Any], keys: Sequence[str]) -> None:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # not before something is to be put there
+def _put_in_place(files: Any, keys: Sequence[str], device: torch.device) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir  # not before something is to be put there
 
-    written = unpack(value.get("inductor"), Path(cache_dir()))
-    what = "inductor_files_refused" if isinstance(written, Miss) else "inductor_files"
-    facts = {"reason": written.reason} if isinstance(written, Miss) else {"written": written}
-    observe.record("resolve", what, keys[0] if keys else "", **facts)
+    folder, region = Path(cache_dir()), keys[0] if keys else ""
+    parts = [(files, folder)]
+    if device.type == "cuda" and isinstance(files, Mapping):
+        triton = {name.removeprefix(TRITON): files[name] for name in files if str(name).startswith(TRITON)}
+        rest = {name: files[name] for name in files if not str(name).startswith(TRITON)}
+        parts = [(triton, triton_folder(triton_cache_dir(device.index or 0))), (rest, folder)]
+    for some, where in parts:
+        written = unpack(some, where)
+        if isinstance(written, Miss):
+            observe.record("resolve", "inductor_files_refused", region, reason=written.reason)
+            return
+        observe.record("resolve", "inductor_files", region, written=written)
 
 
 @contextlib.contextmanager

@@ -199,6 +199,14 @@ def path_with(folder: str) -> Iterator[None]:
             os.environ["PATH"] = before
 
 
+def triton_folder(otherwise: str) -> Path:
+    """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which Inductor would set later.
+
+    Triton's own start looks there for a small library, and calls a C compiler where it does not find it.
+    """
+    return Path(os.environ.setdefault("TRITON_CACHE_DIR", otherwise))
+
+
 def process_environment() -> dict[str, str]:
     """Every variable as the C library has it now: `os.putenv` and native code change that and not `os.environ`."""
     try:

@@ -45,7 +45,7 @@ def collect(targets: Sequence[str], order: Order) -> dict[str, str]:
 def _started(target: str, order: Order, folder: Path) -> list[str] | str:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
-    environment.pop("TRITON_CACHE_DIR", None)  # Inductor then puts Triton's files into its own folder
+    environment["TRITON_CACHE_DIR"] = str(folder / compiled_ahead.TRITON)  # Inductor sets it too, but after Triton's own start
     environment["PYTHONPATH"] = ":".join(filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "torch_cudal1.commands.ahead", target]
     try:
