@@ -23,12 +23,13 @@ __all__ = ["main", "render", "summary"]
 _ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
-_WARM = "h200-warm-start.json"
+_WARM = ("h200-warm-start.json", "h200-warm-start-offline.json")
 _OVERHEAD = ("h200-overhead.json", "h200-overhead-earlier.json")
 _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
 _JUDGE = ("cpu-judge.json", "h200-judge.json")
 _FLEET = ("h200-fleet.json",)
+_RANKS = ("h200-ranks-2.json", "h200-ranks-4.json")
 _OURS = "cudal1.accelerate"
 _DENOMINATORS = (BEST, "torch.compile", "eager")
 _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured; `benchmarks/README.md` is the protocol."
@@ -39,7 +40,8 @@ def render(results: Path) -> str:
     lines: list[str] = []
     for name in _MODELS:
         lines += _models(name, load(results / name))
-    lines += _warm(_WARM, load(results / _WARM))
+    for name in _WARM:
+        lines += _warm(name, load(results / name))
     for name in _OVERHEAD:
         lines += _overhead(name, load(results / name))
     lines += _repeated(_REPEATED, load(results / _REPEATED))
@@ -49,6 +51,8 @@ def render(results: Path) -> str:
         lines += ["", *_judged(name, load(results / name))]
     for name in _FLEET:
         lines += ["", *_fleet(name, load(results / name))]
+    for name in _RANKS:
+        lines += ["", *_ranks(name, load(results / name))]
     for path in sorted(results.glob("h200-gemm*.json")):
         lines += ["", *_products(path.name, load(path))]
     for path in _kernelbench(results):
@@ -122,6 +126,20 @@ def _fleet(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         over = found["throughput_over_one"][str(row["workers"])]
         lines.append(f"| {row['workers']} | {row['tasks']} | {row['tasks_per_s']:.3f} | {over:.2f} |")
+    return lines
+
+
+def _ranks(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [
+        *_heading(name, found),
+        "| ranks | model | what all run | regions searched, rank by rank | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        searched = ", ".join(map(str, row["searched"]))
+        runs = row["reason"] or ", ".join([*row["runs"], *(digest[:12] for digest in row["digests"])])
+        seconds = f"{max(row['seconds']):.1f}" if row["seconds"] else ""
+        lines.append(f"| {row['devices']}, {row['backend']} | {row['scene'].replace('_', ' ')} | {runs} | {searched} | {seconds} |")
     return lines
 
 
