@@ -101,11 +101,16 @@ def contenders(device: torch.device) -> Iterator[tuple[str, Callable[[], tuple[C
     yield "Triton: empty_like and launch, relu", lambda: _triton(x, allocate=True)
     for launches in _CHAIN:
         yield f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches)  # type: ignore[misc]
+    yield "accelerated: launches, 1, result held", lambda: _held(_launches(x, 1))
     yield "executor alone: launches, 1", lambda: _executor(x)
     yield "CUDA graph: replay, relu", lambda: _replay(Relu(), x)
     bert, (tokens,) = models.bert_base_b1(device=str(device))
     yield "CUDA graph: replay, BERT-base b1", lambda: _replay(bert, tokens)
     yield "accelerated: BERT-base b1, CUDA graph", lambda: _module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)
+    yield (
+        "accelerated: BERT-base b1, CUDA graph, result held",
+        lambda: _held(_module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)),
+    )
     yield "accelerated: BERT-base b1, step by step", lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert)
     yield "eager: BERT-base b1", lambda: _plain(bert, tokens)
     yield "torch.compile: BERT-base b1, reduce-overhead", lambda: _compiled_bert(bert, tokens)
@@ -114,6 +119,18 @@ def contenders(device: torch.device) -> Iterator[tuple[str, Callable[[], tuple[C
 def _module(module: Any, x: torch.Tensor, plain: nn.Module | None = None) -> tuple[Call, torch.Tensor]:
     own = plain or getattr(module, "_orig_mod", module)
     return lambda: module(x), own._call_impl(x)
+
+
+def _held(made: tuple[Call, torch.Tensor]) -> tuple[Call, torch.Tensor]:
+    """The same call by someone who lets go of a result when the next one is there: each lies elsewhere than the last."""
+    call, expected = made
+    kept: list[Any] = [None]
+
+    def held() -> Any:
+        kept[0] = call()
+        return kept[0]
+
+    return held, expected
 
 
 def _plain(module: nn.Module, x: torch.Tensor) -> tuple[Call, torch.Tensor]:

@@ -37,7 +37,7 @@ def bind_to(
     def slow(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return runner([given[source] if isinstance(source, int) else source for source in sources])[0]
 
-    direct = Direct(lambda: runner, sources, None)
+    direct = Direct(lambda: getattr(runner, "direct", runner), sources, None)  # as `Swapped.direct`
     bound = Bound(slow, held, (), "bound by a benchmark", weights_of(module), direct)
     dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
     module._compiled_call_impl = dispatcher

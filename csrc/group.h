@@ -16,15 +16,6 @@
 
 namespace cudal1 {
 
-struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h
-  void* function;
-  unsigned grid[3], block[3], shared_bytes;
-  void** parameters;
-  void** extra;
-  void *kernel, *context;
-};
-static_assert(sizeof(KernelNode) == 72, "the layout that the driver reads");
-
 class LaunchGroup {
  public:
   std::vector<LaunchStep> launches;

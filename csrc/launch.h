@@ -31,7 +31,15 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56, "the layout that the driver reads");
 
-struct KernelNode;
+struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2 of cuda.h
+  void* function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** parameters;
+  void** extra;
+  void *kernel, *context;
+};
+static_assert(sizeof(KernelNode) == 72, "the layout that the driver reads");
+
 struct GraphApi {  // addresses in libcuda; null where the driver lacks one
   int (*capture_status)(void*, int*) = nullptr;
   int (*replay)(void*, void*) = nullptr;

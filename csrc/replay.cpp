@@ -1,6 +1,5 @@
 #include "replay.h"
 
-#include <ATen/EmptyTensor.h>
 #include <structmember.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
@@ -9,51 +8,15 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 
 #include "fresh.h"
 #include "gil.h"
-#include "launch.h"
+#include "graph.h"
 
 namespace cudal1 {
 
 namespace {
-
-struct GraphDriver : Driver {  // addresses in libcuda
-  int (*copy)(uint64_t, uint64_t, size_t, void*) = nullptr;
-  int (*replay)(void*, void*) = nullptr;
-  int (*capture_status)(void*, int*) = nullptr;
-  int (*make_event)(void**, unsigned) = nullptr;
-  int (*record_event)(void*, void*) = nullptr;
-  int (*wait_event)(void*, void*, unsigned) = nullptr;
-};
-constexpr unsigned without_timing = 2;  // CU_EVENT_DISABLE_TIMING
-
-struct Failed : std::exception {  // a driver function and its result; becomes a DriverError
-  Failed(const char* call, int result) : call(call), result(result) {}
-  const char* what() const noexcept override { return call; }
-  const char* call;
-  int result;
-};
-
-void must(const char* call, int result) {
-  if (result != 0) throw Failed(call, result);
-}
-
-struct Output {
-  at::Tensor tensor;  // undefined: None, or
-  int64_t input;      // the number of the input that the function returns itself; -1: none
-};
-
-struct Graph {
-  std::vector<uintptr_t> addresses;  // of the static inputs
-  void* executable;
-  std::vector<at::Tensor> moving;  // our copies of the inputs that are not static
-  std::vector<Output> outputs;
-  THPObjectPtr owner;  // keeps the executable and its memory
-};
 
 struct Replay {
   PyObject_HEAD
@@ -65,62 +28,11 @@ struct Replay {
     size_t input_count = 0, kept = 0;
     std::vector<size_t> still, moving;  // positions of inputs
     std::vector<std::shared_ptr<Graph>> graphs;
-    std::mutex turn;
-    std::optional<void*> last_stream;
-    void* event = nullptr;
+    Turns turns;
   }* parts;
 };
 
 PyTypeObject* replay_type = nullptr;
-
-// Bytes from the first element to the last, gaps included. Copying them copies a tensor of any strides to one of the same strides.
-size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
-
-std::string shape_text(const at::Tensor& t) {
-  std::string text = "[";
-  for (const int64_t size : t.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
-
-void copy(const GraphDriver& driver, const at::Tensor& to, const at::Tensor& from, void* stream) {
-  if (to.sizes() != from.sizes())
-    throw WrongValue("an input of shape " + shape_text(from) + ", the graph was captured for " + shape_text(to));
-  const size_t bytes = extent(to);
-  const bool alike = to.dtype() == from.dtype() && to.strides() == from.strides() && to.device() == from.device();
-  if (!alike || bytes > 2 * to.nbytes()) {  // mostly gaps: element by element
-    to.copy_(from);
-  } else if (bytes != 0) {
-    must("cuMemcpyDtoDAsync", driver.copy(reinterpret_cast<uint64_t>(to.data_ptr()),
-                                          reinterpret_cast<uint64_t>(from.const_data_ptr()), bytes, stream));
-  }
-}
-
-void take_turn(Replay::Parts& parts, void* stream) {  // with `turn` held
-  if (parts.last_stream && *parts.last_stream != stream) {
-    if (parts.event == nullptr) must("cuEventCreate", parts.driver.make_event(&parts.event, without_timing));
-    must("cuEventRecord", parts.driver.record_event(parts.event, *parts.last_stream));
-    must("cuStreamWaitEvent", parts.driver.wait_event(stream, parts.event, 0));
-  }
-  parts.last_stream = stream;
-}
-
-// The outputs that are fresh memory, in order; an undefined tensor for one that is an input or None. Needs no GIL.
-std::vector<at::Tensor> enqueue(Replay::Parts& parts, const Graph& graph, const std::vector<at::Tensor>& moving, void* stream) {
-  const std::lock_guard<std::mutex> turn(parts.turn);
-  take_turn(parts, stream);
-  for (size_t i = 0; i < moving.size(); ++i) copy(parts.driver, graph.moving[i], moving[i], stream);
-  must("cuGraphLaunch", parts.driver.replay(graph.executable, stream));
-  std::vector<at::Tensor> results;
-  results.reserve(graph.outputs.size());
-  for (const Output& output : graph.outputs) {
-    results.emplace_back();
-    if (!output.tensor.defined()) continue;
-    const at::Tensor& held = output.tensor;
-    results.back() = fresh(held.sizes(), held.strides(), held.scalar_type(), held.device());
-    copy(parts.driver, results.back(), held, stream);
-  }
-  return results;
-}
 
 std::shared_ptr<Graph> find(const Replay::Parts& parts, const std::vector<PyObject*>& inputs) {
   const auto serves = [&](const std::shared_ptr<Graph>& graph) {
@@ -166,7 +78,7 @@ PyObject* call(Replay* self, const std::vector<PyObject*>& inputs) {
     const InContext context(parts.driver);
     void* stream = stream_of(parts.driver, parts.device);
     must("cuStreamIsCapturing", parts.driver.capture_status(stream, &capturing));
-    if (capturing == 0) fresh = enqueue(parts, *graph, moving, stream);
+    if (capturing == 0) fresh = enqueue(parts.driver, parts.turns, *graph, moving, stream);
   }
   return capturing != 0 ? slowly(self, inputs, true) : as_results(*graph, fresh, inputs);
 }
@@ -228,16 +140,16 @@ bool all_tensors(PyObject* tuple) {
   return true;
 }
 
-// add(inputs, executable, moving, outputs, owner): a graph captured with these inputs.
+// add(inputs, captured, moving, outputs, owner): a graph (a CUgraph) captured with these inputs.
 PyObject* replay_add(PyObject* object, PyObject* args) {
   HANDLE_TH_ERRORS
   auto& parts = *reinterpret_cast<Replay*>(object)->parts;
   PyObject *inputs, *moving, *outputs, *owner;
-  unsigned long long executable = 0;
-  if (!PyArg_ParseTuple(args, "O!KO!O!O", &PyTuple_Type, &inputs, &executable, &PyTuple_Type, &moving, &PyTuple_Type, &outputs, &owner))
+  unsigned long long captured = 0;
+  if (!PyArg_ParseTuple(args, "O!KO!O!O", &PyTuple_Type, &inputs, &captured, &PyTuple_Type, &moving, &PyTuple_Type, &outputs, &owner))
     return nullptr;
   if (static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != parts.input_count || !all_tensors(inputs) || !all_tensors(moving) ||
-      static_cast<size_t>(PyTuple_GET_SIZE(moving)) != parts.moving.size() || executable == 0) {
+      static_cast<size_t>(PyTuple_GET_SIZE(moving)) != parts.moving.size() || captured == 0) {
     PyErr_SetString(PyExc_ValueError, "add: the tensors do not fit the inputs of this Replay, or there is no graph");
     return nullptr;
   }
@@ -246,10 +158,11 @@ PyObject* replay_add(PyObject* object, PyObject* args) {
     const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(inputs, position));
     graph->addresses.push_back(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
   }
-  graph->executable = reinterpret_cast<void*>(executable);
+  graph->captured = reinterpret_cast<void*>(captured);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(moving); ++i) graph->moving.push_back(THPVariable_Unpack(PyTuple_GET_ITEM(moving, i)));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); ++i)
     if (!add_output(*graph, PyTuple_GET_ITEM(outputs, i), parts.input_count)) return nullptr;
+  graph->know_passages();
   graph->owner = Py_NewRef(owner);
   parts.graphs.push_back(std::move(graph));
   if (parts.graphs.size() > parts.kept) {
@@ -260,23 +173,26 @@ PyObject* replay_add(PyObject* object, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-template <typename F>
-void set(F*& function, PyObject* addresses, Py_ssize_t position) {
-  function = reinterpret_cast<F*>(PyLong_AsVoidPtr(PyTuple_GetItem(addresses, position)));
-}
-
+// The tuple of torch_cudal1.program.addresses.replay_addresses, in its order.
 bool read_driver(GraphDriver& driver, PyObject* addresses) {
-  if (PyTuple_GET_SIZE(addresses) != 11) return PyErr_SetString(PyExc_ValueError, "eleven driver addresses expected"), false;
-  driver.context = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, 0));
-  set(driver.get_current, addresses, 1), set(driver.push, addresses, 2), set(driver.pop, addresses, 3);
-  set(driver.current_stream, addresses, 4), set(driver.copy, addresses, 5), set(driver.replay, addresses, 6);
-  set(driver.capture_status, addresses, 7), set(driver.make_event, addresses, 8), set(driver.record_event, addresses, 9);
-  set(driver.wait_event, addresses, 10);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(addresses); ++i)
-    if (PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i)) == nullptr) {
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a driver address is null");
-      return false;
-    }
+  CaptureApi& captures = driver.captures;
+  std::vector<void**> places{&driver.context};
+  const auto take = [&](auto&... functions) { (places.push_back(reinterpret_cast<void**>(&functions)), ...); };
+  take(driver.get_current, driver.push, driver.pop, driver.current_stream, driver.copy, driver.replay, driver.capture_status);
+  take(driver.make_event, driver.record_event, driver.wait_event, captures.clone, captures.nodes, captures.edges, captures.type);
+  take(captures.fill_of, captures.copy_of, captures.add_kernel, captures.depend, captures.destroy_node, captures.instantiate);
+  take(captures.set_kernel, captures.destroy_executable, captures.destroy_graph);
+  const size_t needed = places.size();
+  for (void*& mover : captures.copy) places.push_back(&mover);
+  for (void*& mover : captures.fill) places.push_back(&mover);
+  if (static_cast<size_t>(PyTuple_GET_SIZE(addresses)) != places.size())
+    return PyErr_Format(PyExc_ValueError, "%zu driver addresses expected", places.size()), false;
+  for (size_t i = 0; i < places.size(); ++i) {
+    *places[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, i));
+    if (*places[i] != nullptr || (i >= needed && !PyErr_Occurred())) continue;
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a driver address is null");
+    return false;
+  }
   return true;
 }
 
@@ -334,7 +250,7 @@ void replay_dealloc(PyObject* object) {  // the event is left to the context: de
 }
 
 PyMethodDef replay_methods[] = {
-    {"add", replay_add, METH_VARARGS, "add(inputs, executable, moving, outputs, owner): a graph captured with these inputs."},
+    {"add", replay_add, METH_VARARGS, "add(inputs, captured, moving, outputs, owner): a graph captured with these inputs."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMemberDef replay_members[] = {

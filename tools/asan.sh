@@ -10,8 +10,8 @@ python=${PYTHON:-python3}
 work=$root/build/asan
 tests=("$@")
 if [ ${#tests[@]} -eq 0 ]; then
-    tests=(tests/program/test_compiled.py tests/program/test_launch.py tests/program/test_cudagraph.py tests/program/test_timer.py
-        tests/test_fast.py tests/test_guard.py tests/test_native.py)
+    tests=(tests/program/test_compiled.py tests/program/test_launch.py tests/program/test_cudagraph.py tests/program/test_captured.py
+        tests/program/test_timer.py tests/test_fast.py tests/test_guard.py tests/test_native.py)
 fi
 
 mkdir -p "$work"

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #undef cuEventElapsedTime
+#undef cuGraphGetEdges
+#undef cuGraphAddDependencies
 #undef cuCtxPushCurrent
 #undef cuCtxPopCurrent
 #define EXPORT __attribute__((visibility("default")))
@@ -40,6 +42,10 @@ EXPORT CUresult cuModuleLoadData(CUmodule *m, const void *image) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
+  if (!strncmp(name, "cudal1_copy", 11) || !strncmp(name, "cudal1_fill", 11)) {  /* a mover: C.. or F.. with its width */
+    *f = (CUfunction)(intptr_t)((name[7] == 'c' ? 0xC00 : 0xF00) + atoi(name + 11));
+    return CUDA_SUCCESS;
+  }
   strncpy(symbols[calls_get++], name, 63);
   *f = (CUfunction)((intptr_t)m << 4);
   return CUDA_SUCCESS;
@@ -74,51 +80,155 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
   memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
   return CUDA_SUCCESS;
 }
-/* one graph of kernel nodes: what is launched are the parameters that the nodes have at that moment */
-EXPORT int graphs_made, nodes_added, nodes_set, graphs_destroyed, fail_node, fail_set, chained, size_node;
-static CUDA_KERNEL_NODE_PARAMS nodes[16];
-static unsigned char node_bytes[16][32][8];
-static CUresult fill_node(int n, const CUDA_KERNEL_NODE_PARAMS *p) {
-  nodes[n] = *p; size_node = sizeof *p;
-  for (int i = 0; i < param_count; i++) memcpy(node_bytes[n][i], p->kernelParams[i], param_sizes[i]);
+/* Graphs: nodes, of which each waits for others, and executables that run them with the parameters of that moment. A handle below
+   FIRST_GRAPH is a graph that a test captured: a fill, if `captured_fill` says so, a copy likewise, and what `graph_body` does. */
+enum { FIRST_GRAPH = 0x6A00, FIRST_EXEC = 0xEE00, FIRST_NODE = 0x10000, PER_GRAPH = 64 };
+enum { KERNEL = CU_GRAPH_NODE_TYPE_KERNEL, COPY = CU_GRAPH_NODE_TYPE_MEMCPY, FILL = CU_GRAPH_NODE_TYPE_MEMSET, GONE = 99 };
+EXPORT int graphs_made, nodes_added, nodes_set, nodes_gone, graphs_destroyed, fail_node, fail_set, fail_clone, chained, size_node;
+EXPORT CUDA_MEMSET_NODE_PARAMS captured_fill;
+EXPORT CUDA_MEMCPY3D captured_copy;
+static struct node {
+  int type, waits[PER_GRAPH], waiting;
+  CUDA_KERNEL_NODE_PARAMS kernel;  /* without a function: what the test captured */
+  unsigned char bytes[32][8];
+  CUDA_MEMSET_NODE_PARAMS fill;
+  CUDA_MEMCPY3D copy;
+} nodes[64][PER_GRAPH];
+static int counts[64], running_fill, running_copy;
+static CUgraph captured_as[64];
+static int graph_of(CUgraph g) { return (int)(intptr_t)g - FIRST_GRAPH; }
+static struct node *node_of(CUgraphNode n) {
+  int i = (int)(intptr_t)n - FIRST_NODE;
+  return &nodes[i / PER_GRAPH][i % PER_GRAPH];
+}
+static CUgraphNode handle_of(int g, int i) { return (CUgraphNode)(intptr_t)(FIRST_NODE + g * PER_GRAPH + i); }
+static int mover_width(CUfunction f) { return (intptr_t)f >> 8 == 0xC || (intptr_t)f >> 8 == 0xF ? (int)((intptr_t)f & 0xff) : 0; }
+static CUresult fill_node(struct node *n, const CUDA_KERNEL_NODE_PARAMS *p) {
+  int mover = mover_width(p->func);
+  n->type = KERNEL; n->kernel = *p; size_node = sizeof *p;
+  for (int i = 0; i < (mover ? 3 : param_count); i++) memcpy(n->bytes[i], p->kernelParams[i], mover ? 8 : param_sizes[i]);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuGraphCreate(CUgraph *g, unsigned flags) { graphs_made++; *g = (CUgraph)0x6A00; return CUDA_SUCCESS; }
-EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *n, CUgraph g, const CUgraphNode *deps, size_t count,
+static CUgraphNode new_node(int g, const CUgraphNode *deps, size_t count) {
+  struct node *n = &nodes[g][counts[g]];
+  for (size_t i = 0; i < count; i++) n->waits[n->waiting++] = (int)(intptr_t)deps[i] - FIRST_NODE - g * PER_GRAPH;
+  return handle_of(g, counts[g]++);
+}
+EXPORT CUresult cuGraphCreate(CUgraph *g, unsigned flags) {
+  *g = (CUgraph)(intptr_t)(FIRST_GRAPH + graphs_made++);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph g) {
+  CUgraphNode last = NULL;
+  if (fail_clone) return (CUresult)fail_clone;
+  int made = graphs_made;
+  cuGraphCreate(copy, 0);
+  captured_as[made] = g;
+  if (captured_fill.dst) last = new_node(made, &last, 0), node_of(last)->type = FILL, node_of(last)->fill = captured_fill;
+  if (captured_copy.dstDevice) last = new_node(made, &last, last != NULL), node_of(last)->type = COPY, node_of(last)->copy = captured_copy;
+  new_node(made, &last, last != NULL);  /* the body */
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *found, size_t *count) {
+  int g = graph_of(graph);
+  size_t n = 0;
+  for (int i = 0; i < counts[g]; i++)
+    if (nodes[g][i].type != GONE) { if (found) found[n] = handle_of(g, i); n++; }
+  *count = n;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
+  int g = graph_of(graph);
+  size_t n = 0;
+  for (int i = 0; i < counts[g]; i++)
+    for (int k = 0; k < nodes[g][i].waiting && nodes[g][i].type != GONE; k++, n++)
+      if (from) from[n] = handle_of(g, nodes[g][i].waits[k]), to[n] = handle_of(g, i);
+  *count = n;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *type) { *type = node_of(n)->type; return CUDA_SUCCESS; }
+EXPORT CUresult cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARAMS *p) { *p = node_of(n)->fill; return CUDA_SUCCESS; }
+EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode n, CUDA_MEMCPY3D *p) { *p = node_of(n)->copy; return CUDA_SUCCESS; }
+EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    node_of(to[i])->waits[node_of(to[i])->waiting++] = (int)(intptr_t)from[i] - FIRST_NODE - graph_of(graph) * PER_GRAPH;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphDestroyNode(CUgraphNode node) {
+  int i = (int)(intptr_t)node - FIRST_NODE, g = i / PER_GRAPH;
+  nodes_gone++;
+  node_of(node)->type = GONE;
+  for (int k = 0; k < counts[g]; k++)
+    for (int w = 0; w < nodes[g][k].waiting; w++)
+      if (nodes[g][k].waits[w] == i % PER_GRAPH) nodes[g][k].waits[w--] = nodes[g][k].waits[--nodes[g][k].waiting];
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *n, CUgraph graph, const CUgraphNode *deps, size_t count,
                                         const CUDA_KERNEL_NODE_PARAMS *p) {
   if (fail_node) return (CUresult)fail_node;
-  if (count != (nodes_added > 0)) return CUDA_ERROR_INVALID_VALUE;
-  if (count && deps[0] != (CUgraphNode)(intptr_t)(0x100 + nodes_added - 1)) return CUDA_ERROR_INVALID_VALUE;
   chained += count;
-  *n = (CUgraphNode)(intptr_t)(0x100 + nodes_added);
-  return fill_node(nodes_added++, p);
+  nodes_added++;
+  *n = new_node(graph_of(graph), deps, count);
+  return fill_node(node_of(*n), p);
 }
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags) {
-  *e = (CUgraphExec)0xEE00;
+  int made = (intptr_t)g >= FIRST_GRAPH;
+  *e = (CUgraphExec)(made ? (intptr_t)graph_of(g) + FIRST_EXEC : (intptr_t)g);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec e, CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) {
   if (fail_set) return (CUresult)fail_set;
   nodes_set++;
-  return fill_node((int)(intptr_t)n - 0x100, p);
+  return fill_node(node_of(n), p);
 }
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec e) { graphs_destroyed++; return CUDA_SUCCESS; }
 EXPORT CUresult cuGraphDestroy(CUgraph g) { graphs_destroyed++; return CUDA_SUCCESS; }
-EXPORT unsigned node_grid(int n) { return nodes[n].gridDimX; }
+EXPORT unsigned node_grid(int n) { return nodes[0][n].kernel.gridDimX; }
 EXPORT unsigned long long node_word(int n, int i) {
   unsigned long long word = 0;
-  memcpy(&word, node_bytes[n][i], param_sizes[i]);
+  memcpy(&word, nodes[0][n].bytes[i], param_sizes[i]);
   return word;
+}
+static void fill_now(const CUDA_MEMSET_NODE_PARAMS *p) {  /* elements of four bytes or less, little-endian */
+  for (size_t i = 0; i < p->width; i++) memcpy((char *)(uintptr_t)p->dst + i * p->elementSize, &p->value, p->elementSize);
+}
+static void move_now(const struct node *n) {
+  uint64_t words[3];
+  for (int i = 0; i < 3; i++) memcpy(&words[i], n->bytes[i], 8);
+  int width = mover_width(n->kernel.func);
+  size_t threads = (size_t)n->kernel.gridDimX * n->kernel.blockDimX;
+  for (uint64_t i = 0; i < words[2] && i < threads; i++)
+    if ((intptr_t)n->kernel.func >> 8 == 0xC) memcpy((char *)words[0] + i * width, (char *)words[1] + i * width, width);
+    else for (int k = 0; k < width; k++) ((char *)words[0])[i * width + k] = (char)(words[1] >> 8 * (k % 4));
+}
+static void run_node(CUgraph captured, const struct node *n) {
+  if (n->type == FILL) running_fill++, fill_now(&n->fill);
+  else if (n->type == COPY) running_copy++, memcpy((void *)(uintptr_t)n->copy.dstDevice, (void *)(uintptr_t)n->copy.srcDevice, n->copy.WidthInBytes);
+  else if (!n->kernel.func) { replayed = captured; if (graph_body) graph_body(); }
+  else if (mover_width(n->kernel.func)) move_now(n);
+  else { calls_launch++; memcpy(param_bytes, n->bytes, sizeof param_bytes); }
 }
 EXPORT CUresult cuGraphLaunch(CUgraphExec graph, CUstream s) {
   if (fail_replay) return (CUresult)fail_replay;
   replays++; replayed = graph; replayed_on = s;
-  if (graph == (CUgraphExec)0xEE00) {
-    calls_launch += nodes_added;
-    memcpy(param_bytes, node_bytes[nodes_added - 1], sizeof param_bytes);
-  } else if (graph_body) graph_body();
+  if ((intptr_t)graph < FIRST_EXEC) {  /* as it was captured */
+    if (captured_fill.dst) fill_now(&captured_fill);
+    if (captured_copy.dstDevice) memcpy((void *)(uintptr_t)captured_copy.dstDevice, (void *)(uintptr_t)captured_copy.srcDevice, captured_copy.WidthInBytes);
+    if (graph_body) graph_body();
+    return CUDA_SUCCESS;
+  }
+  int g = (int)(intptr_t)graph - FIRST_EXEC, done[PER_GRAPH] = {0}, left = counts[g];
+  while (left)  /* last made first, as far as what it waits for allows */
+    for (int i = counts[g] - 1; i >= 0; i--) {
+      int ready = !done[i];
+      for (int k = 0; k < nodes[g][i].waiting; k++) ready &= done[nodes[g][i].waits[k]];
+      if (!ready) continue;
+      done[i] = 1; left--;
+      if (nodes[g][i].type != GONE) run_node(captured_as[g], &nodes[g][i]);
+    }
   return CUDA_SUCCESS;
 }
+EXPORT int nodes_of_other_kinds(void) { return running_fill + running_copy; }
 EXPORT int joins, fills, events_alive;
 EXPORT CUresult cuCtxSynchronize(void) { joins++; return depth ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream s) {
@@ -143,7 +253,7 @@ EXPORT CUresult cuGetErrorName(CUresult r, const char **s) {
   return *s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 /* what cuda.h says, for the layout test */
-EXPORT int size_kernel_node = sizeof(CUDA_KERNEL_NODE_PARAMS);
+EXPORT int size_kernel_node = sizeof(CUDA_KERNEL_NODE_PARAMS), size_fill = sizeof(CUDA_MEMSET_NODE_PARAMS), size_copy = sizeof(CUDA_MEMCPY3D);
 EXPORT int size_config = sizeof(CUlaunchConfig), size_attribute = sizeof(CUlaunchAttribute);
 EXPORT int numbers[] = {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
                         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,

@@ -35,31 +35,30 @@ def function(inputs: Any) -> list[torch.Tensor | None]:
 
 @pytest.fixture
 def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
-    """A GraphedRunner on the CPU, its captures (kept alive and run by the recording driver's graph launch)."""
+    """A GraphedRunner on the CPU, its captures (run by the recording driver's graph launch), and how to make another one."""
     bodies: dict[int, Any] = {}
-    keep: list[Any] = []
 
     def capture(self: GraphedRunner, inputs: Any) -> _Captured:
         held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
-        results = function(held)
+        steps = self._runner
+        results = steps(held)
         outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
         handle = 0x900 + len(bodies)
 
         def body() -> None:
-            for out, fresh in zip(outputs, function(held), strict=True):
+            for out, fresh in zip(outputs, steps(held), strict=True):
                 if isinstance(out, torch.Tensor) and fresh is not None:
                     storage, new = out.untyped_storage(), fresh.untyped_storage()
                     storage.copy_(new)
 
         bodies[handle] = body
-        return _Captured(SimpleNamespace(raw_cuda_graph_exec=lambda: handle), [held[i] for i in self._moving], outputs)  # type: ignore[arg-type]
+        return _Captured(SimpleNamespace(raw_cuda_graph=lambda: handle), [held[i] for i in self._moving], outputs)  # type: ignore[arg-type]
 
     run = ctypes.CFUNCTYPE(None)(lambda: bodies[pointer(cuda, "replayed") or 0]())
-    keep.append(run)
     ctypes.c_void_p.in_dll(cuda.library, "graph_body").value = ctypes.cast(run, ctypes.c_void_p).value
     monkeypatch.setattr(GraphedRunner, "_capture", capture)
     runner = GraphedRunner(function, frozenset([0]), CPU)
-    return SimpleNamespace(run=runner, bodies=bodies, keep=keep)
+    return SimpleNamespace(run=runner, bodies=bodies, keep=run, make=lambda body: GraphedRunner(body, frozenset(), CPU))
 
 
 def draw() -> list[torch.Tensor]:
@@ -148,12 +147,51 @@ def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graphed, cud
     assert (number(cuda, "replays"), len(graphed.bodies)) == (1, 1)
 
 
+def refuse(cuda: Any, switch: str, result: int = 719) -> None:  # noqa: F811
+    ctypes.c_int.in_dll(cuda.library, switch).value = result
+
+
+@needs_extension
+def test_copies_are_nodes_of_the_graph_and_only_other_addresses_are_told(graphed, cuda):  # noqa: F811
+    weight, x = draw()
+    results = graphed.run([weight, x])
+    assert number(cuda, "nodes_set") == 0
+    told = []
+    for given in (x, x, torch.randn(3, 4)):
+        before, addresses = number(cuda, "nodes_set"), [out.data_ptr() for out in results if out is not None]
+        held, results = results, graphed.run([weight, given])
+        moved = sum(a != out.data_ptr() for a, out in zip(addresses, (out for out in results if out is not None), strict=True))
+        told.append(number(cuda, "nodes_set") - before)
+        assert told[-1] == moved  # one of the results is x, whose copy is a node too
+        assert_right(results, [weight, given])
+        del held
+    assert told[0] == 3  # the results that are held lie elsewhere
+    assert number(cuda, "copies") == 0
+    assert (number(cuda, "size_fill"), number(cuda, "size_copy")) == (40, 200)  # what captured.h says of cuda.h
+
+
+@needs_extension
+@pytest.mark.parametrize("switch", ["fail_clone", "fail_node", "fail_set"])
+def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(graphed, cuda, switch):  # noqa: F811
+    weight, x = draw()
+    refuse(cuda, switch, 1)
+    held = []
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        held.append((x, graphed.run([weight, x])))
+    for then, results in held:
+        assert_right(results, [weight, then])
+    assert number(cuda, "copies") == (8 if switch == "fail_set" else 12)  # four a call, from the refusal on
+    assert number(cuda, "replays") == 3
+
+
 @needs_extension
 @pytest.mark.parametrize(("switch", "call"), [("fail_copy", "cuMemcpyDtoDAsync"), ("fail_replay", "cuGraphLaunch")])
 def test_a_driver_that_refuses_is_an_error_with_its_name(graphed, cuda, switch, call):  # noqa: F811
     weight, x = draw()
+    refuse(cuda, "fail_clone", 801)  # so that both calls are made
     graphed.run([weight, x])
-    ctypes.c_int.in_dll(cuda.library, switch).value = 719
+    refuse(cuda, switch)
     with pytest.raises(DriverError) as caught:
         graphed.run([weight, x])
     assert (caught.value.call, caught.value.status) == (call, "CUDA_ERROR_LAUNCH_FAILED")
@@ -209,10 +247,12 @@ def test_without_the_extension_or_a_handle_python_replays_and_says_why(monkeypat
     runner = GraphedRunner(function, frozenset([0]), CPU)
     monkeypatch.setattr(cudagraph, "replay_addresses", lambda device: "no CUDA driver: none here")
     monkeypatch.setattr(cudagraph.native, "extension", lambda: SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph_exec=None))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace(raw_cuda_graph=None))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     weight, x = draw()
-    assert_right(runner([weight, x]), [weight, x])
+    assert_right(runner([weight, x]), [weight, x])  # while the user captures, nothing is found out, as that would load kernels
+    assert runner.interpreted == ""
+    runner._make_native(2)
     assert runner.interpreted == "no CUDA driver: none here"
     assert runner.direct is runner
 

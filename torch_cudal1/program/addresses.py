@@ -16,6 +16,7 @@ import torch
 from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program.driver import ALIGNMENT, LAUNCH_HINT, Frame, Loaded, driver_status, opened
 from torch_cudal1.program.model import Value
+from torch_cudal1.program.movers import movers
 
 __all__ = ["explain", "fail", "launch_addresses", "packed", "replay_addresses", "timer_addresses"]
 
@@ -38,6 +39,19 @@ _REPLAY = (
     "cuEventCreate",
     "cuEventRecord",
     "cuStreamWaitEvent",
+    "cuGraphClone",
+    "cuGraphGetNodes",
+    "cuGraphGetEdges",
+    "cuGraphNodeGetType",
+    "cuGraphMemsetNodeGetParams",
+    "cuGraphMemcpyNodeGetParams",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphAddDependencies",
+    "cuGraphDestroyNode",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
 )
 _TIMER = (
     "cuCtxSynchronize",
@@ -61,8 +75,12 @@ def launch_addresses(loaded: Loaded) -> tuple[int, ...] | str:
 
 
 def replay_addresses(device: torch.device) -> tuple[int, ...] | str:
-    """The context of `device`, and where the functions lie that a graph replay calls (csrc/replay.cpp); or why there are none."""
-    return _addresses_on(device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY)
+    """The context of `device`, and where the functions lie that a graph replay calls (csrc/replay.cpp); or why there are none.
+
+    Loads the kernels of `movers.py`, so it must not be called while a CUDA graph is captured.
+    """
+    found = _addresses_on(device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY)
+    return found if isinstance(found, str) else (*found, *movers(_index(device)))
 
 
 def timer_addresses(device: torch.device) -> tuple[int, ...] | str:
@@ -82,9 +100,13 @@ def _addresses_on(device: torch.device, before: Sequence[str], after: Sequence[s
     missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
     if missing:
         return f"the CUDA driver lacks {', '.join(missing)}; update it"
-    context = driver.context(torch.cuda.current_device() if device.index is None else device.index)
+    context = driver.context(_index(device))
     first, last = ([_address_of(driver.library, name) for name in names] for names in (before, after))
     return (context.value or 0, *first, stream, *last)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def fail(call: str, result: int) -> NoReturn:

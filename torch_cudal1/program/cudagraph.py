@@ -2,7 +2,8 @@
 
 Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen; if one moves to another
 address, the graph for the new addresses is captured. No output ever shares memory with a later call's output. Random numbers
-are refused: their generator would need registration. Where the C++ extension is built, a replay costs no Python (csrc/replay.cpp).
+are refused: their generator would need registration. Where the C++ extension is built, a replay costs no Python, and the copies are
+nodes of the graph (csrc/replay.cpp).
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class GraphedRunner:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
+        if self._replay is None and torch.cuda.is_current_stream_capturing():
+            return self._runner(inputs)  # the user is capturing: our launches belong into the user's graph
         if self._replay is None and not self.interpreted:
             self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             self._make_native(len(inputs))
         if self._replay is not None:
             results: list[torch.Tensor | None] = self._replay(inputs)
             return results
-        if torch.cuda.is_current_stream_capturing():
-            return self._runner(inputs)  # the user is capturing: our launches belong into the user's graph
         key = tuple(inputs[index].data_ptr() for index in sorted(self._static))
         captured = self._graphs.get(key)
         if captured is None:
@@ -73,7 +74,7 @@ class GraphedRunner:
         extension = native.extension()
         if extension is None:
             self.interpreted = native.status()[1]
-        elif not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+        elif not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
             self.interpreted = f"torch {torch.__version__} does not tell the handle of a captured graph"
         elif isinstance(addresses := replay_addresses(self._device), str):
             self.interpreted = addresses
@@ -86,8 +87,8 @@ class GraphedRunner:
         if capturing or torch.cuda.is_current_stream_capturing():
             return self._runner(inputs)
         captured = self._capture(inputs)
-        executable = captured.graph.raw_cuda_graph_exec()
-        self._replay.add(tuple(inputs), executable, tuple(captured.moving), tuple(captured.outputs), captured)
+        handle = captured.graph.raw_cuda_graph()  # C++ makes it executable
+        self._replay.add(tuple(inputs), handle, tuple(captured.moving), tuple(captured.outputs), captured)
         results: list[torch.Tensor | None] = self._replay(inputs)
         return results
 
@@ -100,7 +101,7 @@ class GraphedRunner:
                 for _ in range(_WARMUP_CALLS):
                     self._runner(held)
             torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph):
                 results = self._runner(held)
         _refuse_shared(results)

@@ -1,0 +1,123 @@
+#include "graph.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <string>
+
+#include "fresh.h"
+
+namespace cudal1 {
+
+namespace {
+
+constexpr unsigned without_timing = 2;  // CU_EVENT_DISABLE_TIMING
+
+// Bytes from the first element to the last, gaps included. Copying them copies a tensor of any strides to one of the same strides.
+size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
+
+bool goes_in_one_piece(const at::Tensor& t) { return t.numel() != 0 && extent(t) <= 2 * t.nbytes(); }  // not mostly gaps
+
+std::string shape_text(const at::Tensor& t) {
+  std::string text = "[";
+  for (const int64_t size : t.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+// `given` itself, or a copy of it that lies in memory as `held` does.
+at::Tensor like(const at::Tensor& held, const at::Tensor& given) {
+  if (given.dtype() == held.dtype() && given.strides() == held.strides() && given.device() == held.device()) return given;
+  return fresh(held.sizes(), held.strides(), held.scalar_type(), held.device()).copy_(given);
+}
+
+// Whether the graph with its copies as nodes is there and has these addresses; if the driver once did not take that, never again.
+bool is_whole(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>& outside) {
+  if (graph.only_bare) return false;
+  if (graph.whole != nullptr) {
+    if (graph.whole->move(outside) == 0) return true;
+  } else {
+    graph.whole = std::make_unique<Executable>(driver.captures, graph.captured);
+    if (graph.whole->build_with(graph.passages, outside) == 0) return true;
+  }
+  graph.only_bare = true;
+  graph.whole = nullptr;
+  return false;
+}
+
+Executable& bare(const GraphDriver& driver, Graph& graph) {
+  if (graph.bare == nullptr) {
+    auto made = std::make_unique<Executable>(driver.captures, graph.captured);
+    must("cuGraphInstantiate", made->build());
+    graph.bare = std::move(made);
+  }
+  return *graph.bare;
+}
+
+// Copies in, the graph, copies out; those that are nodes of it go with it.
+void launch(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>& outside, void* stream) {
+  const bool whole = is_whole(driver, graph, outside);
+  void* const handle = (whole ? *graph.whole : bare(driver, graph)).handle();
+  const auto copy = [&](bool inward) {
+    for (size_t i = 0; i < outside.size(); ++i) {
+      const Passage& passage = graph.passages[i];
+      if (passage.inward != inward || (whole && passage.is_node())) continue;
+      const auto [to, from] = inward ? std::pair(passage.inside, outside[i]) : std::pair(outside[i], passage.inside);
+      must("cuMemcpyDtoDAsync", driver.copy(to, from, passage.bytes, stream));
+    }
+  };
+  copy(true);
+  must("cuGraphLaunch", driver.replay(handle, stream));
+  copy(false);
+}
+
+}  // namespace
+
+void Graph::know_passages() {
+  const auto add = [&](const at::Tensor& held, bool inward) {
+    if (goes_in_one_piece(held)) passages.push_back({reinterpret_cast<uint64_t>(held.const_data_ptr()), extent(held), inward});
+  };
+  for (const at::Tensor& held : moving) add(held, true);
+  for (const Output& output : outputs)
+    if (output.tensor.defined()) add(output.tensor, false);
+}
+
+std::unique_lock<std::mutex> Turns::take(const GraphDriver& driver, void* stream) {
+  std::unique_lock<std::mutex> turn(turn_);
+  if (last_stream_ && *last_stream_ != stream) {
+    if (event_ == nullptr) must("cuEventCreate", driver.make_event(&event_, without_timing));
+    must("cuEventRecord", driver.record_event(event_, *last_stream_));
+    must("cuStreamWaitEvent", driver.wait_event(stream, event_, 0));
+  }
+  last_stream_ = stream;
+  return turn;
+}
+
+std::vector<at::Tensor> enqueue(
+    const GraphDriver& driver, Turns& turns, Graph& graph, const std::vector<at::Tensor>& moving, void* stream) {
+  const auto turn = turns.take(driver, stream);
+  std::vector<at::Tensor> given, results;  // alive until everything is enqueued
+  std::vector<uint64_t> outside;
+  given.reserve(moving.size()), results.reserve(graph.outputs.size()), outside.reserve(graph.passages.size());
+  const auto pass = [&](const at::Tensor& t) { outside.push_back(reinterpret_cast<uint64_t>(t.const_data_ptr())); };
+  for (size_t i = 0; i < moving.size(); ++i) {
+    const at::Tensor& held = graph.moving[i];
+    if (held.sizes() != moving[i].sizes())
+      throw WrongValue("an input of shape " + shape_text(moving[i]) + ", the graph was captured for " + shape_text(held));
+    if (goes_in_one_piece(held))
+      pass(given.emplace_back(like(held, moving[i])));
+    else
+      held.copy_(moving[i]);
+  }
+  for (const Output& output : graph.outputs) {
+    results.emplace_back();
+    if (!output.tensor.defined()) continue;
+    const at::Tensor& held = output.tensor;
+    results.back() = fresh(held.sizes(), held.strides(), held.scalar_type(), held.device());
+    if (goes_in_one_piece(held)) pass(results.back());
+  }
+  launch(driver, graph, outside, stream);
+  for (size_t i = 0; i < results.size(); ++i)
+    if (results[i].defined() && !goes_in_one_piece(graph.outputs[i].tensor)) results[i].copy_(graph.outputs[i].tensor);
+  return results;
+}
+
+}  // namespace cudal1
