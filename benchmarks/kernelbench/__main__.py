@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.kernelbench run TASKS --out FILE.jsonl` and `... report FILE.jsonl`."""
+"""The command line: `python -m benchmarks.kernelbench run TASKS --out FILE.jsonl`, `... report FILE.jsonl` and `... plan TASKS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import report as results
-from benchmarks.kernelbench import pages, rows
+from benchmarks.kernelbench import pages, planning, rows
 from benchmarks.kernelbench.ablation import ARMS
 from benchmarks.kernelbench.crew import Broken, Crew, Plan, Result
 from benchmarks.kernelbench.job import LABELS, OURS, PROFILES, Job
@@ -128,6 +128,13 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plan_products(args: argparse.Namespace) -> int:
+    tasks = selected(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only)))
+    found = [one for task in tasks for one in planning.plan(task, sm=args.sm, compiling=args.compile)]
+    print(json.dumps([one.to_json() for one in found]) if args.json else planning.table(found))
+    return 0
+
+
 def _shard(text: str) -> tuple[int, int]:
     at, _, of = text.partition("/")
     if not (at.isdigit() and of.isdigit() and int(at) < int(of)):
@@ -144,6 +151,14 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables here instead of printing them")
     report.add_argument("--html", type=Path, metavar="PATH", help="a self-contained page with plots")
     report.set_defaults(action=_report)
+    products = commands.add_parser("plan", help="the kernels that would be tried for each matrix product; needs no GPU")
+    products.add_argument("tasks", metavar="TASKS", help="as for run")
+    products.add_argument("--level", type=int, nargs="+", choices=LEVELS, default=list(LEVELS))
+    products.add_argument("--only", nargs="+", default=[], metavar="LEVEL/NUMBER")
+    products.add_argument("--sm", type=int, default=90, metavar="NUMBER", help="architecture, such as 90 for sm_90")
+    products.add_argument("--compile", action="store_true", help="build the best proposal of each product")
+    products.add_argument("--json", action="store_true")
+    products.set_defaults(action=_plan_products)
     return parser
 
 

@@ -1,0 +1,147 @@
+"""Which kernels the search would try for the matrix products of each task, from shapes alone: needs no GPU and runs nothing.
+
+A task is captured on fake tensors and looked at as if it were on a GPU. `us` are bounds by which candidates are ordered, not
+measurements; `plain` is what the products take at cuBLAS's measured fp32 rate. A product that no kernel serves says why.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.kernelbench.loading import import_source
+from benchmarks.kernelbench.tasks import Task
+from torch_cudal1 import kernels
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.flat import Flat
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.partition import Island, is_product, partition
+from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.kernels.gemm import parts_of
+from torch_cudal1.kernels.gemm_schedules import bound_s, read
+from torch_cudal1.kernels.trace import trace as expressions
+from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.records import Region
+
+__all__ = ["Planned", "plan", "table"]
+
+_CUBLAS_FLOPS_PER_S = 5.1e13  # fp32 on one H200, benchmarks/results/h200-gemm.json
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One kind of product in a task: how often it is there, its sizes, the steps after it, proposals (best first) or why none.
+
+    `compile_s` is None where nothing was compiled.
+    """
+
+    task: str
+    name: str
+    count: int
+    sizes: str
+    tail: tuple[str, ...]
+    plain_us: float
+    proposals: tuple[tuple[str, float], ...]
+    reason: str = ""
+    compile_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value."""
+        return asdict(self)
+
+
+def plan(task: Task, *, sm: int = 90, compiling: bool = False) -> list[Planned]:
+    """The products of a task; one line without sizes where it cannot be captured. `compiling`: build each best proposal."""
+    try:
+        return [_planned(task, islands, sm, compiling) for islands in _products(_captured(task))]
+    except Exception as error:  # noqa: BLE001  whatever a task's own file raises is why there is no plan for it
+        reason = f"not captured: {' '.join(str(error).split())[:160]}"
+        return [Planned(task.key, task.name, 0, "", (), 0.0, (), reason)]
+
+
+def table(planned: Sequence[Planned]) -> str:
+    """Lines for a terminal, a product each."""
+    lines = []
+    for one in planned:
+        tried = ", ".join(f"{label} {us:.0f}" for label, us in one.proposals[:_SHOWN]) or one.reason
+        best = f"{one.plain_us / one.proposals[0][1]:4.1f}x" if one.proposals else "    -"
+        built = "" if one.compile_s is None else f"; built in {one.compile_s:.1f} s"
+        what = f"{one.count} x {one.sizes}" + (f" + {' '.join(one.tail)}" if one.tail else "")
+        lines.append(f"{one.task:6} {one.name[:34]:34} {best} plain {one.plain_us:6.0f} us; {what}; {tried}{built}")
+    return "\n".join(lines)
+
+
+def _captured(task: Task) -> Region:
+    """The task's inference graph, tidied as the search does it, with CUDA tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"task_{task.level}_{task.number}.py"
+        path.write_text(task.source, encoding="utf-8")
+        made = import_source(path)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            flat = Flat(made.module().eval(), tuple(made.source.get_inputs()), {})
+            (graph,) = trace(flat, flat.tensors).graphs
+            region = lower(graph.module, static=graph.static, kind=graph.kind, name=task.key).region
+    variant = rewritten(region, assume_finite=False)
+    return replace(region, program=_on_cuda(region.program if variant is None else variant.program))
+
+
+def _on_cuda(program: Program) -> Program:
+    steps = tuple(
+        replace(step, args=_moved(step.args), kwargs=tuple((name, _moved(value)) for name, value in step.kwargs))
+        if isinstance(step, Aten)
+        else step
+        for step in program.steps
+    )
+    return replace(program, inputs=tuple(replace(spec, device="cuda") for spec in program.inputs), steps=steps)
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cuda")
+    return tuple(_moved(item) for item in value) if isinstance(value, tuple) else value
+
+
+def _products(region: Region) -> Iterator[list[Island]]:
+    """Islands around matrix products, equal ones together."""
+    found: dict[str, list[Island]] = {}
+    for island in partition(region, products=True).islands:
+        steps = island.region.program.steps
+        if any(is_product(step) and isinstance(step, Aten) and step.target != "aten.convolution.default" for step in steps):
+            found.setdefault(island.region.key, []).append(island)
+    yield from found.values()
+
+
+def _planned(task: Task, islands: Sequence[Island], sm: int, compiling: bool) -> Planned:
+    program = islands[0].region.program
+    targets = [step.target.removeprefix("aten.").split(".")[0] for step in program.steps if isinstance(step, Aten)]
+    first = Planned(task.key, task.name, len(islands), "", tuple(targets[1:]), 0.0, ())
+    try:
+        product = parts_of(expressions(program)).product
+    except NotLowerableError as reason:
+        return replace(first, reason=str(reason))
+    sizes = f"{f'{product.batch} x ' if product.batch > 1 else ''}{product.m} x {product.n} x {product.k}"
+    proposals = kernels.propose(program, sm)
+    labels = tuple((_label(one.config), bound_s(product, read(one)) * 1e6) for one in proposals)
+    told = replace(first, sizes=sizes, plain_us=product.flops / _CUBLAS_FLOPS_PER_S * 1e6, proposals=labels)
+    if not compiling or not proposals:
+        return told
+    begin = time.perf_counter()
+    try:
+        kernels.build(program, proposals[0], sm)
+    except (NotLowerableError, ProgramError) as problem:
+        return replace(told, reason=f"does not build: {problem}", proposals=())
+    return replace(told, compile_s=time.perf_counter() - begin)
+
+
+def _label(config: Any) -> str:
+    split = f" split {config['split']}" if int(config.get("split", 1)) > 1 else ""
+    return f"{config['method']} {config.get('columns', '')}{split}"
