@@ -139,7 +139,7 @@ def _ranks(name: str, found: Mapping[str, Any]) -> list[str]:
         searched = ", ".join(map(str, row["searched"]))
         runs = row["reason"] or ", ".join([*row["runs"], *(digest[:12] for digest in row["digests"])])
         seconds = f"{max(row['seconds']):.1f}" if row["seconds"] else ""
-        lines.append(f"| {row['devices']}, {row['backend']} | {row['scene'].replace('_', ' ')} | {runs} | {searched} | {seconds} |")
+        lines.append(f"| {row['devices']}, {row['backend']} | {row['scene']} | {runs} | {searched} | {seconds} |")
     return lines
 
 

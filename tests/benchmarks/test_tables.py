@@ -26,6 +26,7 @@ NAMED_BY = {
     "judge": ("candidate", "form"),
     "gemm": ("name",),
     "fleet": ("workers", "tasks"),
+    "ranks": ("devices", "backend", "scene"),
 }
 
 
