@@ -92,7 +92,8 @@ def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_rem
     assert "entries_reused" not in observe.report().counters
 
 
-def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Place) -> None:
+def test_many_different_products_are_checked_one_by_one_and_asked_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(island_kernels, "_TRUSTED_TO_THE_WHOLE", 2)
     with torch.no_grad():
         layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 24), nn.Linear(24, 8)).eval()
         (region,) = captured_regions(layers, (torch.randn(4, 8),))
@@ -125,6 +126,21 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
     )
     first = next(one for one in found if isinstance(one, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
+
+
+class Upper(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.triu(a @ b)
+
+
+def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_piece(place: Place) -> None:
+    with torch.no_grad():
+        (region,) = captured_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
+    begun = search(region, replace(place, device=torch.device("cuda")), job_at(place), float("inf"), lambda *given: None)
+    assert begun.variant is not None
+    assert begun.variant.techniques == ("triangular_matmul",)
+    assert len(begun.dense) == 1
+    assert len(partition(replace(region, program=begun.variant.program), products=True).islands) > 1
 
 
 def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: Place) -> None:

@@ -31,7 +31,7 @@ Remember: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], N
 
 _COMPILERS = 2  # processes at work beside the race of the baselines
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
-_TRUSTED_TO_THE_WHOLE = 2  # so many different products are checked in the whole only; of more, a bad one must be told apart
+_TRUSTED_TO_THE_WHOLE = 6  # so many different products are checked in the whole only; of more, a bad one must be told apart
 
 
 @dataclass
@@ -56,19 +56,27 @@ class IslandKernels:
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
         """A kernel for each island that a template serves, and why others are not taken."""
         checked = len({island.region.key for island in islands}) > _TRUSTED_TO_THE_WHOLE
+        own = self.job.examples
         replaced: dict[Island, tuple[Program, tuple[str, ...]]] = {}
         refused: list[Rejected] = []
         for island in islands:
             key = island.region.key
             if key not in self.known and time.monotonic() < self.deadline:
-                self.known[key], reasons = self._kernel(island.region, checked=checked)
+                given = own is not None and all(index < len(own) for index in island.inputs)
+                examples = tuple(own[index] for index in island.inputs) if own is not None and given else None
+                self.known[key], reasons = self._kernel(
+                    island.region, replace(self.job, examples=examples, book={}), checked=checked
+                )
                 refused += reasons
             if (kernel := self.known.get(key)) is not None:
                 replaced[island] = (kernel.program, kernel.techniques)
         return replaced, refused
 
-    def _kernel(self, region: Region, *, checked: bool) -> tuple[Candidate | None, list[Rejected]]:
-        """The first proposal that builds and is right; of a product, the fastest. A checked one the cache knows for every model."""
+    def _kernel(self, region: Region, job: judge.Job, *, checked: bool) -> tuple[Candidate | None, list[Rejected]]:
+        """The first proposal that builds and is right; of a product, the fastest. A checked one the cache knows for every model.
+
+        `job` has the user's own inputs where the island takes those of the whole.
+        """
         hit = self._stored(region)
         if hit is not None and hit.stale is None and is_untimed(hit.entry):
             observe.count("entries_reused")
@@ -77,9 +85,8 @@ class IslandKernels:
         if any(proposal.family in RACED for proposal in proposals):
             # convolutions are proposed in TF32 and exact: which is right depends on what cuDNN does here, and only a check tells
             checked = checked or any(proposal.family == "conv" for proposal in proposals)
-            kernel, reasons = fastest_right(
-                region, self._built(region, proposals), self.place, self.job, self.deadline, checked=checked
-            )
+            built = self._built(region, proposals)
+            kernel, reasons = fastest_right(region, built, self.place, job, self.deadline, checked=checked)
         else:
             checked = True
             kernel, reasons = self._first_right(region, proposals)

@@ -22,15 +22,20 @@ from torch_cudal1.source.builtin import compose
 
 __all__ = ["Search", "fastest_first", "search"]
 
+_IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 
 
 @dataclass(frozen=True)
 class Search:
-    """What may be tried: the rewritten form, `dense` islands around products that dominate, kernels (None: none serves here)."""
+    """What may be tried: the rewritten form, `dense` islands around products that dominate, kernels (None: none serves here).
+
+    `whole`: the form whose islands are dense, with products in one piece.
+    """
 
     region: Region
     variant: Variant | None
+    whole: Variant | None = None
     dense: tuple[Island, ...] = ()
     kernels: IslandKernels | None = None
 
@@ -38,12 +43,6 @@ class Search:
     def pays(self) -> bool:
         """Whether the rewritten form is worth judging by itself."""
         return self.variant is not None and self.variant.pays
-
-    @property
-    def base(self) -> Region:
-        """What kernels are made for: a rewrite that pays nothing by itself still makes better islands."""
-        one, variant = self.region, self.variant
-        return Region(variant.program, one.roles, one.kind, one.granularity, one.name) if variant else one
 
     def candidates(self, ranking: judge.Ranking) -> Iterator[Candidate | Rejected]:
         """Kernels for products where these are most of the time, then rewritten forms, which cost nothing to build, then the same
@@ -55,40 +54,47 @@ class Search:
             yield from compose(rewrites, schedules)
             return
         if self.dense:
-            yield from self._spliced(self.dense, self.kernels, schedules)
+            yield from self._spliced(self.whole, self.dense, self.kernels, schedules)
         yield from compose(rewrites, schedules)
         for products in (False, True):
-            islands = partition(self.base, products=products).islands
+            islands = partition(_form(self.region, self.variant), products=products).islands
             if not products or any(is_product(step) for island in islands for step in island.region.program.steps):
-                yield from self._spliced(islands, self.kernels, schedules)
+                yield from self._spliced(self.variant, islands, self.kernels, schedules)
 
     def _spliced(
-        self, islands: Sequence[Island], kernels: IslandKernels, schedules: Sequence[Schedule]
+        self, form: Variant | None, islands: Sequence[Island], kernels: IslandKernels, schedules: Sequence[Schedule]
     ) -> Iterator[Candidate | Rejected]:
-        """The base with a kernel in each of `islands` that has one."""
+        """The rewritten form, or the region itself, with a kernel in each of `islands` that has one."""
         replaced, refused = kernels.found(islands)
         yield from refused
         if replaced:
-            program = splice(self.base.program, {island: callee for island, (callee, _) in replaced.items()})
-            before = self.variant.techniques if self.variant else ()
+            whole = _form(self.region, form).program
+            program = splice(whole, {island: callee for island, (callee, _) in replaced.items()})
+            before = form.techniques if form else ()
             yield from compose([(program, before + techniques_of(replaced))], _suited(program, schedules))
 
 
 def search(region: Region, place: Place, job: judge.Job, deadline: float, remember: Remember) -> Search:
     """Begin a search of `region` until `deadline`: see which rewrites and islands there are, and start compiling."""
     whole = region.granularity == "whole"
-    variant = None
-    if whole and "rewrites" not in place.settings.without:
-        variant = rewritten(region, assume_finite=place.contract.assume_finite)
+    finite, rewriting = place.contract.assume_finite, whole and "rewrites" not in place.settings.without
+    variant = rewritten(region, assume_finite=finite) if rewriting else None
     served = place.device.type == "cuda" and "kernels" not in place.settings.without
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
     if not served or not whole or region.kind != "inference" or is_random_program(region.program):
         return Search(region, variant)
+    form = variant
+    if variant is not None and not _IN_PANELS.isdisjoint(variant.techniques):
+        form = rewritten(region, assume_finite=finite, without=_IN_PANELS)
     kernels = IslandKernels(place, job, deadline, remember)
-    found = Search(region, variant, (), kernels)
-    dense = product_islands(found.base)
+    dense = product_islands(_form(region, form))
     kernels.begin(dense)
-    return Search(region, variant, dense, kernels)
+    return Search(region, variant, form, dense, kernels)
+
+
+def _form(region: Region, variant: Variant | None) -> Region:
+    """What kernels are made for: a rewrite that pays nothing by itself still makes better islands."""
+    return Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
 
 
 def fastest_first(ranking: judge.Ranking) -> list[Schedule]:

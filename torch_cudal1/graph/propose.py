@@ -5,6 +5,7 @@ Every proposal is only that: the judge decides. Shapes, dtypes and strides of th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch_cudal1.errors import NotLowerableError
@@ -41,14 +42,16 @@ class Variant:
         return self.gain >= _WORTH_JUDGING
 
 
-def rewritten(region: Region, *, assume_finite: bool) -> Variant | None:
+def rewritten(region: Region, *, assume_finite: bool, without: Collection[str] = ()) -> Variant | None:
     """The region after all rules, or None when none applies. What pays nothing by itself is still what kernels are made for.
+    `without`: names of rules to leave out.
 
     None too for a region that draws random numbers, whose order rules do not keep.
     """
     if is_random_program(region.program):
         return None
-    result = rewrite(raise_to_fx(region.program), RULES, assume_finite=assume_finite)
+    rules = [rule for rule in RULES if rule.name not in without]
+    result = rewrite(raise_to_fx(region.program), rules, assume_finite=assume_finite)
     if not result.techniques:
         return None
     try:

@@ -36,7 +36,7 @@ class Heat:
 
 
 def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
-    """Time `candidates` of `region` and eager in turn on secret inputs. Raises SandboxError.
+    """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any. Raises SandboxError.
 
     A candidate that ends the process is out, and the others run again; where eager itself cannot run, all have failed.
     """
@@ -53,13 +53,14 @@ def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
 
 def _run(region: Region, candidates: Sequence[Candidate], job: Job, failures: dict[int, str]) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
-    own = replace(job, examples=None, book={})
+    own = replace(job, book={})
     subject = RegionSubject(region, own.contract, own.device)
     eager = Candidate(region.program, "eager", "baseline")
     with lent(limits_for(own.settings, own.device), own.contract) as child:
-        trial = Trial(subject, eager, own.contract, own.device, child, None, profile=own.profile)
+        trial = Trial(subject, eager, own.contract, own.device, child, own.examples, profile=own.profile)
         try:
-            sets = [trial.draw("normal").name, trial.draw("shifted").name]
+            kinds = ("normal", "shifted") if own.examples is None else ("examples",)
+            sets = [trial.draw(kind).name for kind in kinds]
             expected = _outputs(trial, _EAGER, eager, sets[0])
         except CandidateFailure as error:
             failures.update(dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}"))
