@@ -85,6 +85,21 @@ def test_the_memory_goes_with_the_tensor() -> None:
     assert mappings() <= before + 2
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_memory_of_a_gpu_goes_with_the_tensor() -> None:
+    def free() -> int:
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    at_edge(torch.ones(1, device="cuda"), "end")
+    before = free()
+    kept = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
+    assert before - free() >= 4 * (1 << 26)
+    del kept
+    assert before - free() < 1 << 26
+
+
 OPERATORS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "matmul": (torch.matmul, ((17, 65), (65, 33))),
     "matrix times vector": (torch.matmul, ((129, 31), (31,))),

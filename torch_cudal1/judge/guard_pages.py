@@ -81,7 +81,9 @@ def _libc() -> Any:
 
 def _gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _as_tensor(_Reserved(opened(), index, size, side), device=torch.device("cuda", index))
+    driver = opened()
+    reserved = _Reserved(driver, driver.context(index), _Location(_ON_DEVICE, index), size, side)
+    return _as_tensor(reserved, device=torch.device("cuda", index))
 
 
 class _Location(ctypes.Structure):
@@ -111,10 +113,9 @@ class _Access(ctypes.Structure):
 class _Reserved:
     """Addresses of a GPU of which only the middle is mapped; `size` bytes of that, by CUDA's array interface."""
 
-    def __init__(self, driver: Driver, index: int, size: int, side: Side) -> None:
-        self._driver, self._context = driver, driver.context(index)
+    def __init__(self, driver: Driver, context: ctypes.c_void_p, place: _Location, size: int, side: Side) -> None:
+        self._driver, self._context = driver, context
         self._undo: list[Callable[[], None]] = []
-        place = _Location(_ON_DEVICE, index)
         properties, granule = _Properties(kind=_PINNED, location=place), ctypes.c_size_t()
         base, memory = ctypes.c_uint64(), ctypes.c_uint64()
         with driver.current(self._context):
