@@ -218,6 +218,7 @@ static void copy_16(float* to, const float* from) { std::memcpy(to, from, 16); }
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
 static void show_to_wgmma() {}
+static int computed_again(int x) { return x; }
 
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }

@@ -54,6 +54,10 @@ template <int LEFT>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+__device__ __forceinline__ int computed_again(int x) {  // not kept in a register across a loop
+  asm volatile("" : "+r"(x));
+  return x;
+}
 __device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -132,27 +136,43 @@ __device__ __forceinline__ Tile tile_of(int block) {  // blocks that read the sa
   return t;
 }
 
-__device__ __forceinline__ void fetch_box(float* box, const float* x, const Tile& t) {  // x: the first channel
-  const int z0 = t.z * S_Z + LOW_Z, y0 = t.y * S_Y + LOW_Y, x0 = t.x * S_X + LOW_X;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < CR * BZ * BY * (BX / VEC); i += THREADS) {
-    const int ix = i % (BX / VEC) * VEC, row = i / (BX / VEC), iy = row % BY, iz = row / BY % BZ, c = row / (BY * BZ);
-    const int gz = z0 + iz, gy = y0 + iy, gx = x0 + ix;
-    const bool there = (unsigned)gz < IZ && (unsigned)gy < IY && (unsigned)gx < IX;
-    copy_some(box + c * PLANE + (iz * BY + iy) * BX + ix, there ? x + c * XS_C + gz * XS_Z + gy * XS_Y + gx : x, there);
-  }
+struct Fetch {  // of one slot: where from, and where to; `box` null if the input is there already
+  const float *input, *weights;
+  float *box, *slot;
+};
+
+__device__ __forceinline__ void fetch_input(const Fetch& f, const Tile& t, int i) {
+  const int ix = i % (BX / VEC) * VEC, row = i / (BX / VEC), iy = row % BY, iz = row / BY % BZ, c = row / (BY * BZ);
+  const int gz = t.z * S_Z + LOW_Z + iz, gy = t.y * S_Y + LOW_Y + iy, gx = t.x * S_X + LOW_X + ix;
+  const bool there = (unsigned)gz < IZ && (unsigned)gy < IY && (unsigned)gx < IX;
+  copy_some(f.box + c * PLANE + (iz * BY + iy) * BX + ix, there ? f.input + c * XS_C + gz * XS_Z + gy * XS_Y + gx : f.input, there);
 }
 
-__device__ __forceinline__ void fetch_weights(float* to, const float* from) {
-#pragma unroll 1
-  for (int i = threadIdx.x * 4; i < SLOT; i += THREADS * 4) copy_16(to + i, from + i);
+#define INPUTS (CR * BZ * BY * (BX / VEC))  // copies of a box
+#define TURNS(copies) (((copies) + THREADS - 1) / THREADS)
+
+// The share of part S of PARTS, so that copies are started between products
+template <int S, int PARTS>
+__device__ __forceinline__ void fetch_part(const Fetch& f, const Tile& t) {
+  if (f.slot == nullptr) return;
+#pragma unroll
+  for (int i = TURNS(SLOT / 4) * S / PARTS; i < TURNS(SLOT / 4) * (S + 1) / PARTS; ++i) {
+    const int at = i * THREADS + threadIdx.x;
+    if (SLOT / 4 % THREADS == 0 || at < SLOT / 4) copy_16(f.slot + at * 4, f.weights + at * 4);
+  }
+  if (f.box == nullptr) return;
+#pragma unroll
+  for (int i = TURNS(INPUTS) * S / PARTS; i < TURNS(INPUTS) * (S + 1) / PARTS; ++i) {
+    const int at = computed_again(i * THREADS + threadIdx.x);
+    if (INPUTS % THREADS == 0 || at < INPUTS) fetch_input(f, t, at);
+  }
 }
 
 __device__ __forceinline__ u64 descriptor(u32 address) {  // K-major without swizzle: 128 bytes along k, 256 from one group of 8 columns to the next
   return (u64)((address & 0x3FFFF) >> 4) | (u64)(128 >> 4) << 16 | (u64)(256 >> 4) << 32;
 }
 
-// Where in the box the 8 of k of each step are, two for each of 4 lanes; what does not exist is in the plane of zeros
+// Where in the box the 8 of k of each step are, in bytes, two for each of 4 lanes; what does not exist is in the plane of zeros
 __device__ __forceinline__ void write_table(int2* table, int kind) {
   const int rz = kind / (CLASS_Y * CLASS_X), ry = kind / CLASS_X % CLASS_Y, rx = kind % CLASS_X, many = y_count(ry);
   for (int i = threadIdx.x; i < TABLE; i += THREADS) {
@@ -164,18 +184,27 @@ __device__ __forceinline__ void write_table(int2* table, int kind) {
       const int at = c * PLANE + ((z_low(rz) + z * STEP_Z) * BY + y_low(ry) + y * STEP_Y) * BX + X_SHIFT + (NX > 1 ? 0 : x_low(rx)) + x * STEP_X;
       found[half] = real ? at : CR * PLANE;
     }
-    table[i] = make_int2(found[0], found[1]);
+    table[i] = make_int2(4 * found[0], 4 * found[1]);
   }
 }
 
 typedef u32 Fragments[PRODUCTS][MW][4];  // high, low, high without infinities: what meets the planes of weights in their order
+typedef float Raw[MW][4];
 
-__device__ __forceinline__ void read_input(Fragments& a, const float* box, const int (&rows)[MW][2], int2 k) {
+__device__ __forceinline__ void read_input(Raw& raw, const int (&places)[MW][2], int2 k) {  // all in bytes
+#pragma unroll
+  for (int i = 0; i < MW; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) raw[i][j] = *reinterpret_cast<const float*>(memory + (places[i][j % 2] + (j < 2 ? k.x : k.y)));
+  }
+}
+
+__device__ __forceinline__ void cut_input(Fragments& a, const Raw& raw) {
 #pragma unroll
   for (int i = 0; i < MW; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const Pieces pieces = cut(box[rows[i][j % 2] + (j < 2 ? k.x : k.y)]);
+      const Pieces pieces = cut(raw[i][j]);
       a[0][i][j] = pieces.high;
       if (PRODUCTS == 3) a[PRODUCTS / 2][i][j] = pieces.low, a[PRODUCTS - 1][i][j] = pieces.finite;
     }
@@ -190,22 +219,26 @@ __device__ __forceinline__ void clear(float (&d)[ACC]) {
   for (int i = 0; i < ACC; ++i) d[i] = 0.0f;
 }
 
+// Step S of a slot. Products of S run while those of S + 1 are cut, input of S + 2 is read, and copies of another slot are started.
 template <int S>
-__device__ __forceinline__ void steps(float (&sum)[ACC], float (&part)[ACC], Fragments (&a)[2], const float* box, const int (&rows)[MW][2],
-                                      const int2* table, u64 weights) {
+__device__ __forceinline__ void steps(float (&sum)[ACC], float (&part)[ACC], Fragments (&a)[2], Raw (&raw)[2], int2 next, const int (&places)[MW][2],
+                                      const int2* table, u64 weights, const Fetch& f, const Tile& t) {
   fence_wgmma();
 #pragma unroll
   for (int p = PRODUCTS - 1; p >= 0; --p)  // small ones first
     step<S>(PRODUCTS == 1 ? sum : part, a[S % 2][p], weights + S * (BN * 32 / 16) + p * (PLANE_OF_WEIGHTS * 4 / 16));
   commit_wgmma();
+  if constexpr (S + 2 < KS) read_input(raw[S % 2], places, next);
+  if constexpr (S + 3 < KS) next = table[(S + 3) * 4];
+  fetch_part<S, KS>(f, t);
   if (S > 0) wait_wgmma<1>();  // what step S - 1 read may be written over
-  if constexpr (S + 1 < KS) read_input(a[(S + 1) % 2], box, rows, table[(S + 1) * 4]);
+  if constexpr (S + 1 < KS) cut_input(a[(S + 1) % 2], raw[(S + 1) % 2]);
   if constexpr (PRODUCTS > 1 && ((S + 1) % PROMOTE == 0 || S + 1 == KS)) {
     wait_wgmma<0>();
 #pragma unroll
     for (int i = 0; i < ACC; ++i) sum[i] += part[i], part[i] = 0.0f;
   }
-  if constexpr (S + 1 < KS) steps<S + 1>(sum, part, a, box, rows, table, weights);
+  if constexpr (S + 1 < KS) steps<S + 1>(sum, part, a, raw, next, places, table, weights, f, t);
 }
 
 // The sums go through shared memory, STAGED channels of all classes at a time, so that neighbouring threads write neighbouring places: rows of an
@@ -263,23 +296,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
   write_table(table, t.kind);
   if (ZERO)
     for (int i = threadIdx.x; i < BOXES * PLANE; i += THREADS) boxes[i / PLANE * BOX + CR * PLANE + i % PLANE] = 0.0f;
-  int next = 0, chunk = 0, tap = 0;  // of what is fetched
-  auto fetch = [&] {
-    if (next < all) {
-      if (tap == 0) fetch_box(boxes + chunk % BOXES * BOX, x + chunk * (i64)(CB * XS_C), t);
-      fetch_weights(slots + next % STAGES * SLOT, packed + (i64)next * SLOT);
+  int upcoming = 0, chunk = 0, tap = 0;  // of what is fetched
+  auto next_fetch = [&] {
+    Fetch f = {x + chunk * (i64)(CB * XS_C), packed + (i64)upcoming * SLOT, nullptr, nullptr};
+    if (upcoming < all) {
+      f.slot = slots + upcoming % STAGES * SLOT;
+      if (tap == 0) f.box = boxes + chunk % BOXES * BOX;
       if (++tap == many) tap = 0, ++chunk;
-      ++next;
+      ++upcoming;
     }
-    commit_copies();
+    return f;
   };
 #pragma unroll 1
-  for (int i = 0; i < STAGES - 1; ++i) fetch();
-  int rows[MW][2];
+  for (int i = 0; i < STAGES - 1; ++i) {
+    fetch_part<0, 1>(next_fetch(), t);
+    commit_copies();
+  }
+  int rows[MW][2], places[MW][2];
 #pragma unroll
   for (int i = 0; i < 2 * MW; ++i) {
     const int m = threadIdx.x / 128 * (64 * MW) + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8;
-    rows[i / 2][i % 2] = (m / (TX * TY) * S_Z * BY + m / TX % TY * S_Y) * BX + m % TX * S_X;
+    rows[i / 2][i % 2] = 4 * ((m / (TX * TY) * S_Z * BY + m / TX % TY * S_Y) * BX + m % TX * S_X) + (TABLE * 8 + 127) / 128 * 128;
   }
   float sum[ACC], part[ACC];
   clear(sum);
@@ -290,13 +327,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     wait_copies<STAGES - 2>();
     show_to_wgmma();
     __syncthreads();  // all copies of the slot are there, and everybody has left the slot before it
-    fetch();
-    const float* box = boxes + at_chunk % BOXES * BOX;
     const int2* entries = table + at_tap * (KS * 4) + threadIdx.x % 4;
-    const u64 weights = descriptor(shared_address(slots + slot % STAGES * SLOT));
+#pragma unroll
+    for (int i = 0; i < 2 * MW; ++i) places[i / 2][i % 2] = rows[i / 2][i % 2] + at_chunk % BOXES * (BOX * 4);
+    Raw raw[2];
     Fragments a[2];
-    read_input(a[0], box, rows, entries[0]);
-    steps<0>(sum, part, a, box, rows, entries, weights);
+    read_input(raw[0], places, entries[0]);
+    if (KS > 1) read_input(raw[1], places, entries[KS > 1 ? 4 : 0]);
+    const int2 third = entries[KS > 2 ? 8 : 0];
+    cut_input(a[0], raw[0]);
+    steps<0>(sum, part, a, raw, third, places, entries, descriptor(shared_address(slots + slot % STAGES * SLOT)), next_fetch(), t);
+    commit_copies();
     wait_wgmma<0>();
     if (++at_tap == many) at_tap = 0, ++at_chunk;
   }

@@ -170,7 +170,7 @@ def _all(conv: Convolution, products: int) -> Iterator[Schedule]:
                 for channels in _channels(conv.channels, together):
                     for taps in (t for t in range(1, counts + 1) if counts % t == 0):
                         for stages in (2, 3, 4):
-                            room = (products // 2 + 1) * (wide * together * columns // 2) + 8 * (products + 1) * wide + 44
+                            room = (products // 2 + 1) * (wide * together * columns // 2) + (8 * products + 8) * wide + 40
                             for blocks in (1, 2, 3):
                                 if room * blocks <= 250:
                                     yield Schedule(*tile, columns, channels, taps, wide, stages, blocks, products)
