@@ -30,6 +30,8 @@ __all__ = ["Island", "Partition", "is_product", "partition", "splice", "with_inp
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
+# element-wise, though torch does not say so
+_UNTAGGED = frozenset({"aten._to_copy.default", "aten.hardswish.default", "aten.rsub.Tensor"})
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
 
@@ -246,7 +248,7 @@ def _is_anchor(step: Step, products: bool) -> bool:
 def _is_fusible(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
-    return _is_row_op(step) or torch.Tag.pointwise in overload(step.target).tags or step.target == "aten._to_copy.default"
+    return _is_row_op(step) or torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
 
 
 def _why_left(step: Step) -> str:
