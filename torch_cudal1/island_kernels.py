@@ -7,7 +7,6 @@ tells.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -61,7 +60,7 @@ class IslandKernels:
         refused: list[Rejected] = []
         for island in islands:
             key = island.region.key
-            if key not in self.known and time.monotonic() < self.deadline:
+            if key not in self.known and judge.working_s() < self.deadline:
                 given = own is not None and all(index < len(own) for index in island.inputs)
                 examples = tuple(own[index] for index in island.inputs) if own is not None and given else None
                 self.known[key], reasons = self._kernel(

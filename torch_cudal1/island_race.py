@@ -6,7 +6,6 @@ the choice among kernels is made, so nothing is judged for speed twice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from torch_cudal1.records import Candidate, Region, Rejected
 
 __all__ = ["PROPOSALS", "RACED", "fastest_right", "rights_of"]
 
-RACED = ("gemm", "conv")  # families of which several kernels are timed
+RACED = ("gemm", "conv", "attention")  # families of which several kernels are timed
 _SURPRISING = 2.5  # as much faster as the judge asks for a second measurement, nearly
 PROPOSALS = 4  # of them: the bound that orders them is rough; each costs seconds of a compiler
 
@@ -42,7 +41,7 @@ def fastest_right(
             reasons.append(Rejected(revoked, "revoked"))
         else:
             built.append(one)
-    if built and time.monotonic() > deadline:
+    if built and judge.working_s() > deadline:
         return None, [*reasons, Rejected("the budget was spent", "budget")]
     for candidate in _by_speed(region, built, job, reasons):
         if not checked:

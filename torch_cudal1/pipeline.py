@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -119,7 +118,7 @@ def tune(
     baseline is a part of the whole step, which is measured end to end.
     """
     observe.count("regions_tuned")
-    say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
+    say, deadline = progress or _quiet, judge.working_s() + place.settings.budget_s
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     space = search(region, place, job, deadline, functools.partial(_remember, place))
     if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
@@ -147,7 +146,7 @@ def tune_with(
     The entry is not yet stored; its choice is a baseline where none was accepted.
     """
     observe.count("regions_tuned")
-    say, deadline = progress or _quiet, time.monotonic() + place.settings.budget_s
+    say, deadline = progress or _quiet, judge.working_s() + place.settings.budget_s
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
@@ -178,10 +177,10 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         if revoked := place.cache.revoked(candidate.program):
             tried.append({"label": candidate.label, "decision": "rejected", "detector": "revoked", "reason": revoked})
             continue
-        if time.monotonic() > race.deadline:
+        if judge.working_s() > race.deadline:
             tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
-        left = (race.deadline - time.monotonic()) / max(place.settings.budget_s, 1e-9)
+        left = (race.deadline - judge.working_s()) / max(place.settings.budget_s, 1e-9)
         race.say(f"judging {candidate.label}", min(1.0, 1 - left))
         judgement = _judged(region, candidate, race)
         tried.append(judge.tried(judgement))

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,3 +188,11 @@ def test_a_pipe_in_the_lock_s_place_makes_nobody_wait(folder: Path) -> None:
 def test_a_file_in_the_folder_s_place_is_an_answer(folder: Path) -> None:
     folder.touch()
     assert "no lock can be made" in tried()
+
+
+def test_waiting_for_another_judge_takes_nothing_of_a_budget(holder: Callable[..., Holder]) -> None:
+    holder()
+    wall, working = time.monotonic(), gpu_lock.working_s()
+    tried(wait_s=0.4)
+    assert time.monotonic() - wall >= 0.4
+    assert gpu_lock.working_s() - working <= time.monotonic() - wall - 0.35

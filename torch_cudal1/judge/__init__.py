@@ -5,6 +5,7 @@
 
 from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
 from torch_cudal1.judge.decide import conservative
+from torch_cudal1.judge.gpu_lock import working_s
 from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.judge.warm import in_background, kept_warm
 
@@ -24,4 +25,5 @@ __all__ = [
     "kept_warm",
     "rank_baselines",
     "tried",
+    "working_s",
 ]

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["exclusive"]
+__all__ = ["exclusive", "working_s"]
 
 _FOLDER = Path("/tmp/torch_cudal1-gpus")  # not TMPDIR, which differs between the jobs of one machine
 _PAUSE_S = 0.02
@@ -31,6 +32,7 @@ _AFTER_WAITING_IN_VAIN = 0.1
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in the lock's place must not make anybody wait
 _TRIES = 10  # against others who create and remove the file at the same time
 _in_vain: set[str] = set()
+_waited = threading.local()
 
 
 @contextmanager
@@ -44,8 +46,10 @@ def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
         return
     name = f"{torch.cuda.get_device_properties(device).uuid}.lock"
     patience_s = wait_s * _AFTER_WAITING_IN_VAIN if name in _in_vain else wait_s
+    begin = time.monotonic()
     try:
         descriptor = _held(name, patience_s)
+        _waited.seconds = getattr(_waited, "seconds", 0.0) + time.monotonic() - begin
     except OSError as error:
         yield f"no lock can be made: {error}"
         return
@@ -58,6 +62,11 @@ def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
         yield ""
     finally:
         os.close(descriptor)  # and with it goes the lock
+
+
+def working_s() -> float:
+    """Seconds on a clock that stands still while this thread waits for a GPU that another judge times on: for budgets of work."""
+    return time.monotonic() - float(getattr(_waited, "seconds", 0.0))
 
 
 def _held(name: str, patience_s: float) -> int | None:
