@@ -29,6 +29,7 @@ __all__ = ["Race", "prepared"]
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
+_KEPT_BYTES = 2 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US = 1_000.0  # a batch this long says what a call costs
 _SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
 
@@ -95,7 +96,8 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     for _ in range(2):
         fresh.draw("normal")
     audit = Audit(fresh, plan)
-    spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device), inline=True)
+    calls = min(most_calls(audit.output_bytes, trial.device), max(2, _KEPT_BYTES // max(1, audit.output_bytes)))
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, calls, inline=True)
     other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
 
     race = Race(other, spinner, audit)

@@ -59,6 +59,7 @@ _CHEATS = frozenset(
 _BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
 _RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
 _ARENA_BYTES = 256 << 20  # of the GPU, shared with each process: inputs or results of one call
+_NO_MEMORY = "out of memory: "  # how the worker begins what it says of torch.OutOfMemoryError
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
@@ -168,6 +169,8 @@ class Lane:
         else:
             try:
                 found = self._judged(task.reference, candidate, watch, best)
+                if isinstance(found, Check) and _NO_MEMORY in found.detail and self.terms.device.type == "cuda":
+                    found = self._judged_again(task, candidate, watch, best)  # other lanes may have had it
             except torch.OutOfMemoryError:
                 found = self._judged_again(task, candidate, watch, best)
             except ReferenceFailure as error:
