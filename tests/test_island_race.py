@@ -68,7 +68,7 @@ def job_at(place: Place) -> judge.Job:
 
 
 def kernels_of(place: Place, deadline: float = float("inf")) -> IslandKernels:
-    return IslandKernels(place, job_at(place), deadline, functools.partial(pipeline._remember, place))
+    return IslandKernels(place, job_at(place), functools.partial(pipeline._remember, place), deadline)
 
 
 def around_products(whole: Region) -> tuple[Island, ...]:
@@ -121,7 +121,7 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
     there = replace(place, device=torch.device("cuda"))
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
     found = list(
-        search(region, there, job_at(place), float("inf"), functools.partial(pipeline._remember, there)).candidates(ranking)
+        search(region, there, job_at(place), functools.partial(pipeline._remember, there)).candidates(ranking, float("inf"))
     )
     first = next(one for one in found if isinstance(one, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
@@ -135,7 +135,7 @@ class Upper(nn.Module):
 def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_piece(place: Place) -> None:
     with torch.no_grad():
         (region,) = captured_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
-    begun = search(region, replace(place, device=torch.device("cuda")), job_at(place), float("inf"), lambda *given: None)
+    begun = search(region, replace(place, device=torch.device("cuda")), job_at(place), lambda *given: None)
     assert begun.variant is not None
     assert begun.variant.techniques == ("triangular_matmul",)
     assert len(begun.dense) == 1

@@ -157,11 +157,11 @@ def on_gpu(place, monkeypatch):
 
 
 def kernels_of(place: Place, job: judge.Job) -> IslandKernels:
-    return IslandKernels(place, job, float("inf"), functools.partial(pipeline._remember, place))
+    return IslandKernels(place, job, functools.partial(pipeline._remember, place))
 
 
 def begun(region: Region, place: Place, job: judge.Job) -> Search:
-    return search(region, place, job, float("inf"), functools.partial(pipeline._remember, place))
+    return search(region, place, job, functools.partial(pipeline._remember, place))
 
 
 def test_equal_islands_are_built_once_and_the_next_model_finds_them(on_gpu):
@@ -222,7 +222,7 @@ def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     place, built = on_gpu
     there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without))
     ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking))
+    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking, float("inf")))
     assert (bool(found), bool(built)) == (proposed, proposed)
 
 

@@ -7,6 +7,7 @@ tells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -39,8 +40,8 @@ class IslandKernels:
 
     place: Place
     job: judge.Job
-    deadline: float
     remember: Remember
+    deadline: float = math.inf
     known: dict[str, Candidate | None] = field(default_factory=dict)
     building: dict[str, Future[Built]] = field(default_factory=dict)
 

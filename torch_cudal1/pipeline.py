@@ -118,16 +118,17 @@ def tune(
     baseline is a part of the whole step, which is measured end to end.
     """
     observe.count("regions_tuned")
-    say, deadline = progress or _quiet, judge.working_s() + place.settings.budget_s
+    say = progress or _quiet
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
-    space = search(region, place, job, deadline, functools.partial(_remember, place))
+    space = search(region, place, job, functools.partial(_remember, place))
     if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     judge.begin(region, job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
-    candidates = itertools.chain(known, space.candidates(ranking))
+    deadline = judge.working_s() + place.settings.budget_s
+    candidates = itertools.chain(known, space.candidates(ranking, deadline))
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
 
 
@@ -146,10 +147,11 @@ def tune_with(
     The entry is not yet stored; its choice is a baseline where none was accepted.
     """
     observe.count("regions_tuned")
-    say, deadline = progress or _quiet, judge.working_s() + place.settings.budget_s
+    say = progress or _quiet
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
+    deadline = judge.working_s() + place.settings.budget_s
     candidates = compose(programs, fastest_first(ranking), origin=origin)
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
 

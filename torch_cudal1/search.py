@@ -44,15 +44,16 @@ class Search:
         """Whether the rewritten form is worth judging by itself."""
         return self.variant is not None and self.variant.pays
 
-    def candidates(self, ranking: judge.Ranking) -> Iterator[Candidate | Rejected]:
+    def candidates(self, ranking: judge.Ranking, deadline: float) -> Iterator[Candidate | Rejected]:
         """Kernels for products where these are most of the time, then rewritten forms, which cost nothing to build, then the same
-        with kernels in all islands.
+        with kernels in all islands. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
         """
         schedules = fastest_first(ranking)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
         if self.kernels is None:
             yield from compose(rewrites, schedules)
             return
+        self.kernels.deadline = deadline
         if self.dense:
             yield from self._spliced(self.whole, self.dense, self.kernels, schedules)
         yield from compose(rewrites, schedules)
@@ -74,8 +75,8 @@ class Search:
             yield from compose([(program, before + techniques_of(replaced))], _suited(program, schedules))
 
 
-def search(region: Region, place: Place, job: judge.Job, deadline: float, remember: Remember) -> Search:
-    """Begin a search of `region` until `deadline`: see which rewrites and islands there are, and start compiling."""
+def search(region: Region, place: Place, job: judge.Job, remember: Remember) -> Search:
+    """Begin a search of `region`: see which rewrites and islands there are, and start compiling."""
     whole = region.granularity == "whole"
     finite, rewriting = place.contract.assume_finite, whole and "rewrites" not in place.settings.without
     variant = rewritten(region, assume_finite=finite) if rewriting else None
@@ -86,7 +87,7 @@ def search(region: Region, place: Place, job: judge.Job, deadline: float, rememb
     form = variant
     if variant is not None and not _IN_PANELS.isdisjoint(variant.techniques):
         form = rewritten(region, assume_finite=finite, without=_IN_PANELS)
-    kernels = IslandKernels(place, job, deadline, remember)
+    kernels = IslandKernels(place, job, remember)
     dense = product_islands(_form(region, form))
     kernels.begin(dense)
     return Search(region, variant, form, dense, kernels)

@@ -59,7 +59,7 @@ class Settings:
     - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn" (logged once), "error" (raised).
     - precision, assume_finite: the precision contract.
     - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in order.
-    - budget_s: seconds of search per region, builds and measurements included, waiting for other judges on the GPU not.
+    - budget_s: seconds of search per region once its baselines have been raced; waiting for other judges does not count.
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
     - without: families of techniques that a search leaves out, to measure what each contributes: "rewrites" (of the graph),
