@@ -73,6 +73,7 @@ class Step:
     args: tuple[Any, ...]
     outs: int
     reference: Callable[..., Any]
+    kwargs: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """What eager gives: the outputs that the Program below yields."""
@@ -82,7 +83,7 @@ class Step:
         """One step, its first result is the output."""
         specs = tuple(replace(TensorSpec.of(tensor), device=device) for tensor in inputs)
         outs = tuple(range(len(specs), len(specs) + self.outs))
-        return Program(specs, (Aten(self.target, self.args, (), outs, self.outs > 1),), outs[:1])
+        return Program(specs, (Aten(self.target, self.args, self.kwargs, outs, self.outs > 1),), outs[:1])
 
 
 def _functional(target: str) -> str:

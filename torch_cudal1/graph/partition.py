@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.graph.attention import chains
 from torch_cudal1.graph.island_ops import ROW_OPS, around_scans, may_follow
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
@@ -27,7 +28,8 @@ from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "with_inputs"]
 
-_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
+_ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("efficient", "flash", "cudnn"))
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", *_ATTENTION))
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
@@ -59,8 +61,8 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     Random steps are never part of one.
     """
     program = whole.program
-    groups = _grow(program.steps, products)
-    specs = value_specs(program) if groups else {}
+    specs = value_specs(program)
+    groups = _grow(program.steps, products, chains(program, specs) if products else ())
     islands: list[Island] = []
     for steps in groups:
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
@@ -109,20 +111,31 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _grow(steps: Sequence[Step], products: bool) -> list[tuple[int, ...]]:
-    """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps."""
+def _grow(steps: Sequence[Step], products: bool, whole: Sequence[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
+    """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps.
+
+    `whole`: positions that are one group from the start, and that nothing else uses the inner values of.
+    """
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
     layout = around_scans(steps)
+    given = {position: positions for positions in whole for position in positions}
+    started: dict[tuple[int, ...], int] = {}
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         starts = products and is_product(step)  # its operands are read from memory: it joins nobody
-        chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
+        if position in given and given[position] in started:
+            chosen: int | None = started[given[position]]
+        else:
+            starts = starts or position in given
+            chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=starts))
+            if position in given:
+                started[given[position]] = chosen
         if chosen is not None:
             group = groups[chosen]
             group.steps.append(position)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.attention import attended, attentions
 from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
@@ -68,6 +69,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
         traced = trace(program)
         if traced.family == "conv":
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
+        if traced.family == "attention":
+            return _that_lower(program, traced, attentions(traced, rights, most))
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         found = _that_lower(program, traced, (Proposal(traced.family, config) for config in tiles(first_nest(traced.outputs))))
@@ -87,6 +90,9 @@ def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) 
         return Lowered(kernels, {o.value: o.spec for o in traced.outputs} | scratch)
     if traced.family == "gemm":
         return _lower_product(program, proposal, traced)
+    if traced.family == "attention":
+        specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
+        return Lowered((attended(traced, proposal, specs, program.value_count),), {o.value: o.spec for o in traced.outputs})
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     return _lowered(staged(traced.outputs, proposal, specs, program.value_count), traced, specs)
 

@@ -28,6 +28,7 @@ __all__ = [
     "Position",
     "Reduce",
     "Scan",
+    "Softmax",
     "View",
     "broadcast",
     "cast",
@@ -94,6 +95,14 @@ class Map(Node):
 
     template: str
     args: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Map):
+    """A Map that is the softmax of `scores` along the last dimension. `causal`: of those up to the element's own row only."""
+
+    scores: Node
+    causal: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +280,8 @@ def resolved(nodes: tuple[Node, ...], *, streamed: bool) -> tuple[Node, ...]:
             elif isinstance(n, Map):
                 args = tuple(visit(a) for a in n.args)
                 made = n if args == n.args else replace(n, args=args)
+                if isinstance(made, Softmax):
+                    made = replace(made, scores=visit(made.scores))
             elif isinstance(n, (View, Reduce, Scan, Flip)):
                 source = visit(n.source)
                 made = n if source is n.source else replace(n, source=source)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.kernels.nodes import Either, Node, cast, pointwise, reduced, reshape
+from torch_cudal1.kernels.nodes import Either, Map, Node, Softmax, cast, pointwise, reduced, reshape
 from torch_cudal1.kernels.pointwise import Handler, div
 from torch_cudal1.program.model import TensorSpec
 
@@ -31,7 +31,10 @@ def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node]:
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     _, exponential, total = _shifted(args[0], args[1])
-    return (_as(outs, div(exponential, total)),)
+    made = _as(outs, div(exponential, total))
+    if isinstance(made, Map) and made.shape and args[1] % len(made.shape) == len(made.shape) - 1:
+        made = Softmax(made.shape, made.dtype, made.template, made.args, args[0])
+    return (made,)
 
 
 def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:

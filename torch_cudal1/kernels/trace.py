@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels import convolutions, losses, norms, pointwise, products, reductions, scans, softmax, views
+from torch_cudal1.kernels import attention_ops, convolutions, losses, norms, pointwise, products, reductions, scans, softmax, views
 from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
@@ -23,6 +23,7 @@ __all__ = ["ANCHORS", "Output", "Trace", "trace"]
 
 # family -> its ops; the first family that has an op of the island names the proposal
 ANCHORS: Mapping[str, Mapping[str, Handler]] = {
+    "attention": attention_ops.HANDLERS,
     "conv": convolutions.HANDLERS,
     "gemm": products.HANDLERS,
     "softmax": softmax.HANDLERS,
@@ -77,7 +78,10 @@ def trace(program: Program) -> Trace:
                 fakes[value], specs[value], nodes[value] = fake, spec, node
                 roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
     outputs = _outputs(program, nodes, specs, roots)
-    return Trace(outputs, leaves, next(family for family in ANCHORS if family in families or family == "elementwise"))
+    family = next(family for family in ANCHORS if family in families or family == "elementwise")
+    if family == "gemm" and attention_ops.is_attention(tuple(o.node for o in outputs)):
+        family = "attention"
+    return Trace(outputs, leaves, family)
 
 
 def _leaves(program: Program) -> dict[int, TensorSpec]:

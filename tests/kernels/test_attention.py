@@ -1,0 +1,123 @@
+"""Attention in one kernel gives what float64 gives, for every mask, layout and length; it compiles, and is found in a graph."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.compare_attention import CASES, program_of, with_relu, written_out
+from tests.kernels.islands import island
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.graph.partition import partition, splice
+from torch_cudal1.kernels import Proposal, build, propose
+from torch_cudal1.kernels.lower import lower
+from torch_cudal1.program.check import check_program
+from torch_cudal1.program.cubin import check_launch, inspect_cubin
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import Launch, Program
+from torch_cudal1.records import Region
+
+ROOT = Path(__file__).parents[2]
+ROUNDINGS = 200.0  # of fp32; a chain of two products and an exponential, relative to results that are small beside their terms
+Facts = dict[str, list[dict[str, Any]]]
+MASK = torch.tril(torch.ones(1, 1, 64, 64))
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.kernels.compare_attention"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_matches_float64(facts: Facts, name: str) -> None:
+    assert len(facts[name]) >= 2
+    for fact in facts[name]:
+        assert fact["spec"], f"dtype, shape or strides differ: {fact}"
+        assert fact["special"], f"NaN or infinity misplaced: {fact}"
+        assert fact["error"] <= max(ROUNDINGS, 2.0 * fact["eager"]), f"too large an error: {fact}"
+
+
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+def test_it_compiles_for_each_architecture(sm: int) -> None:
+    reference = program_of(*CASES["causal"])
+    built = build(reference, propose(reference, sm, most=8)[-1], sm)
+    check_program(built)
+    (launch,) = (step for step in built.steps if isinstance(step, Launch))
+    check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, sm)
+
+
+def test_causal_attention_looks_at_no_tile_beyond_the_diagonal() -> None:
+    def text(name: str) -> str:
+        program = program_of(*CASES[name])
+        return lower(program, propose(program, 90)[0]).kernels[0].text
+
+    assert "min(130, (block % 2 + 1) * 128)" in text("causal")
+    assert "min(" not in text("ragged").split("SYMBOL", 1)[-1].split("for start", 1)[1].splitlines()[0]
+
+
+def test_products_of_half_the_accuracy_need_the_right() -> None:
+    reference = program_of(*CASES["ragged"])
+    assert "tf32" not in {p.config["method"] for p in propose(reference, 90)}
+    assert "tf32" in {p.config["method"] for p in propose(reference, 90, ["matmul"])}
+
+
+@pytest.mark.parametrize("config", [{"method": "half"}, {"method": "tf32x3", "rows": 128, "columns": 48, "warps": 8, "stages": 2}])
+def test_a_nonsense_proposal_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError, match="none of the tiles"):
+        lower(program_of(*CASES["ragged"]), Proposal("attention", config))
+
+
+def test_queries_that_do_not_stay_in_registers_are_refused() -> None:
+    wide = island(with_relu, (torch.zeros(2, 64, 256),) * 3)
+    assert propose(wide, 90) == ()
+    with pytest.raises(NotLowerableError, match="more than 128"):
+        lower(wide, Proposal("attention", {}))
+
+
+def whole(*, inner: int = 32, also: bool = False) -> Region:
+    """A model's graph: projections around attention. `also`: the weights are a result too."""
+
+    def model(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> Any:
+        out = written_out(x @ w, torch.sin(x), x * 2, mask)
+        return (torch.tanh(out) @ w, torch.bmm(x, x.transpose(1, 2)).softmax(-1)) if also else torch.tanh(out) @ w
+
+    program: Program = island(model, (torch.randn(2, 64, inner), torch.randn(inner, inner), MASK), device="cpu")
+    return Region(program, tuple("input" for _ in program.inputs), "inference", "whole", "model")
+
+
+def targets(region: Region) -> list[str]:
+    return [step.target.split(".")[1] for step in region.program.steps]  # type: ignore[union-attr]
+
+
+def test_written_out_attention_is_one_island_and_splices_back() -> None:
+    region = whole(also=True)
+    found = [i for i in partition(region, products=True).islands if targets(i.region).count("bmm") == 2]
+    assert len(found) == 1
+    assert "_softmax" in targets(found[0].region)
+    assert targets(found[0].region)[-1] in (
+        "view",
+        "clone",
+        "tanh",
+    )  # heads go back inside rows, and what follows element by element
+    given = [torch.randn(spec.shape) for spec in region.program.inputs]
+    spliced = splice(region.program, {island: island.region.program for island in partition(region, products=True).islands})
+    for expected, got in zip(
+        prepare(region.program, torch.device("cpu"))(given), prepare(spliced, torch.device("cpu"))(given), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_attention_of_long_queries_or_without_products_stays_in_parts() -> None:
+    assert all(targets(i.region).count("bmm") < 2 for i in partition(whole(inner=512), products=True).islands)
+    assert all("bmm" not in targets(i.region) for i in partition(whole()).islands)

@@ -1,0 +1,154 @@
+"""Finds attention that a model writes out: a product, element-wise steps or a softmax, and a product with what came of it.
+
+    q ─┐                                            v ─┐
+       bmm ── mul ── masked_fill ── softmax ── clone ── bmm ── view ── transpose ── clone
+    k ─┘
+
+What is found has no other use of anything inside, so one kernel may stand for all of it. Copies that only change the layout of an
+operand or of the result belong to it. Nothing is decided about speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_cudal1.program.aten import is_random, overload
+from torch_cudal1.program.check import used_values
+from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
+
+__all__ = ["chains"]
+
+_BMM = "aten.bmm.default"
+_LAYOUT = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "expand.default", "clone.default", "transpose.int", "permute.default"),
+        *("unsqueeze.default", "squeeze.dim"),
+    )
+)
+_SOFTMAX = "aten._softmax.default"
+_MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
+_MOST_STEPS = 40
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """Which step makes a value, and which read it; the results of the whole are read by step -1."""
+
+    steps: Sequence[Step]
+    maker: Mapping[int, int]
+    readers: Mapping[int, frozenset[int]]
+
+    def only_in(self, position: int, inside: set[int]) -> bool:
+        """Whether nothing outside reads what this step yields."""
+        return all(self.readers.get(out, frozenset()) <= inside for out in step_outs(self.steps[position]))
+
+
+def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the steps of each written-out attention, in order. `specs`: of all values."""
+    if sum(_is(step, _BMM) for step in program.steps) < 2:
+        return ()
+    uses = _uses(program)
+    found: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for position, step in enumerate(program.steps):
+        inside = _chain(position, uses, specs) if _is(step, _BMM) and position not in taken else set()
+        if inside and not inside & taken:
+            taken |= inside
+            found.append(tuple(sorted(inside)))
+    return tuple(found)
+
+
+def _uses(program: Program) -> _Uses:
+    maker: dict[int, int] = {}
+    readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
+    for position, step in enumerate(program.steps):
+        maker.update(dict.fromkeys(step_outs(step), position))
+        for index in used_values(step):
+            readers.setdefault(index, set()).add(position)
+    return _Uses(program.steps, maker, {index: frozenset(found) for index, found in readers.items()})
+
+
+def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    """The attention that ends with the product `last`; empty if it is none."""
+    weights, values = _operands(uses.steps[last])
+    inside: set[int] = {last}
+    firsts = _towards_product(weights, uses, inside)
+    if len(firsts) != 1:
+        return set()
+    (first,) = firsts
+    left, right = _operands(uses.steps[first])
+    if specs[left].shape[-1] > _MOST_DEPTH or specs[values].shape[-1] > _MOST_DEPTH:
+        return set()
+    if not all(uses.only_in(position, inside) for position in inside - {last}):
+        return set()
+    for operand in (left, right, values):
+        _take_layout_before(operand, uses, inside)
+    _take_layout_after(last, uses, inside)
+    return inside if len(inside) <= _MOST_STEPS else set()
+
+
+def _operands(step: Step) -> tuple[int, int]:
+    assert isinstance(step, Aten)
+    left, right = step.args[:2]
+    assert isinstance(left, Value)
+    assert isinstance(right, Value)
+    return left.index, right.index
+
+
+def _towards_product(value: int, uses: _Uses, inside: set[int]) -> set[int]:
+    """Products that `value` is made of, through steps of attention; those steps go to `inside`."""
+    position = uses.maker.get(value)
+    if position is None:
+        return set()
+    step = uses.steps[position]
+    if _is(step, _BMM):
+        inside.add(position)
+        return {position}
+    if not _goes_between(step) or len(inside) > _MOST_STEPS:
+        return set()
+    found: set[int] = set()
+    for index in used_values(step):
+        found |= _towards_product(index, uses, inside)
+    if found:
+        inside.add(position)
+    return found
+
+
+def _goes_between(step: Step) -> bool:
+    if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
+        return False
+    return step.target in _LAYOUT or step.target == _SOFTMAX or torch.Tag.pointwise in overload(step.target).tags
+
+
+def _take_layout_before(value: int, uses: _Uses, inside: set[int]) -> None:
+    while (position := uses.maker.get(value)) is not None and _is_layout(uses.steps[position]):
+        if not uses.only_in(position, inside):
+            return
+        inside.add(position)
+        value = next(iter(used_values(uses.steps[position])))
+
+
+def _take_layout_after(last: int, uses: _Uses, inside: set[int]) -> None:
+    """Steps after the second product up to the copy that they lead to; none if they lead to no copy."""
+    found: list[int] = []
+    position = last
+    while len(readers := uses.readers.get(step_outs(uses.steps[position])[0], frozenset())) == 1:
+        (position,) = readers
+        if position < 0 or not _is_layout(uses.steps[position]):
+            return
+        found.append(position)
+        if _is(uses.steps[position], "aten.clone.default"):
+            inside.update(found)
+            return
+
+
+def _is_layout(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _LAYOUT
+
+
+def _is(step: Step, target: str) -> bool:
+    return isinstance(step, Aten) and step.target == target

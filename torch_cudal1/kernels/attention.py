@@ -1,0 +1,329 @@
+"""Attention in one kernel: scores of a tile of rows against all keys, weighted values summed on the way, nothing of it in memory.
+
+    out[m] = sum_n weight(scores[m, n]) value[n],   scores = tail(query key^T)
+
+`tail` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online, or another such chain (relu).
+The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy ("bf16x6", "tf32x3"), in TF32 only where the user allows it,
+of half types as they are. Bytes moved: one read of query, keys and values per band of rows, which the L2 serves, and one write.
+
+Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention (2022); Milakov, Gimelshein (2018) for the online softmax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, flatten, row_major
+from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved
+from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.schedule import Nest, schedule_tail
+from torch_cudal1.kernels.source import HEADER
+from torch_cudal1.kernels.tail import triton_tail, values_of
+from torch_cudal1.kernels.trace import Output, Trace
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["MOST_DEPTH", "attended", "attentions"]
+
+MOST_DEPTH = 128  # of query and value: their tiles stay in registers
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
+_HALVES = (torch.float16, torch.bfloat16)
+_INT32_REACH = 2**31 - 1
+# rows, columns, warps, stages; best guess first
+_TILES = ((128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 3))
+_BODY = """
+block = tl.program_id(0)
+batch = (block // HIGH)TO64
+DIGITS
+m = (block % HIGH) * BM + tl.arange(0, BM)
+d = tl.arange(0, DEPTH)
+e = tl.arange(0, WIDTH)
+query = tl.load(QUERYQUERY_MASK)
+top = tl.full([BM, 1], float("-inf"), tl.float32)
+total = tl.zeros([BM, 1], tl.float32)
+out = tl.zeros([BM, WIDTH], tl.float32)
+row = (batch * ROWS + m)[:, None]
+ROW_OK
+for start in range(0, LAST, BN):
+    n = start + tl.arange(0, BN)
+    column = n[None, :]
+    COLUMN_OK
+    key = tl.load(KEYKEY_MASK)
+    value = tl.load(VALUEVALUE_MASK)
+    acc = tl.dot(query, keyPRECISION)
+    SCORES
+    WEIGHTS
+    out = out + tl.dot(weightTYPED, valuePRECISION)
+FINISH
+"""
+_ONLINE = """
+higher = nan_max(top, tl.reduce(score, 1, nan_max, keep_dims=True))
+safe = tl.where(higher == float("-inf"), 0.0, higher)
+weight = libdevice.exp(score - safe)
+shrunk = libdevice.exp(top - safe)
+total = total * shrunk + tl.sum(weight, axis=1, keep_dims=True)
+out = out * shrunk
+top = higher
+"""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is the result's element."""
+
+    first: Dot
+    second: Dot
+    scores: Nest
+    result: Nest
+    softmax: bool
+    causal: bool
+
+
+def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
+    """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no attention."""
+    dtype = _parts(traced, 1 + max(traced.leaves)).first.left.dtype
+    methods = ("half",) if dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+    found = [(m, *tile) for tile in _TILES for m in methods]
+    names = ("method", "rows", "columns", "warps", "stages")
+    return tuple(Proposal("attention", dict(zip(names, one, strict=True))) for one in found[:most])
+
+
+def attended(traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec], free: int) -> Kernel:
+    """The kernel of a proposal; `free` is a value number that nothing has.
+
+    Raises NotLowerableError when the island is no attention, ProgramError when the proposal is nonsense.
+    """
+    parts = _parts(traced, free)
+    rows, columns, warps, stages = (proposal.number(name, 0) for name in ("rows", "columns", "warps", "stages"))
+    method = proposal.config.get("method")
+    allowed = ("half",) if parts.first.left.dtype in _HALVES else ("tf32", "tf32x3", "bf16x6")
+    if (rows, columns, warps, stages) not in _TILES or method not in allowed:
+        raise ProgramError("proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}")
+    text, values = _text(parts, str(method), rows, columns)
+    symbol = f"attention_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    arguments = tuple((value, _POINTERS[specs[value].torch_dtype]) for value in values)
+    batch, height = parts.first.shape[:2]
+    return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, batch * math.ceil(height / rows), warps, stages)
+
+
+def _parts(traced: Trace, free: int) -> _Parts:
+    if len(traced.outputs) != 1:
+        raise NotLowerableError("attention with several results")
+    (output,) = traced.outputs
+    (node,) = resolved((output.node,), streamed=False)
+    second = _dot_below(node)
+    weights = _behind_views(second.left, second.shape[0], second.left.shape)
+    softmax = isinstance(weights, Softmax)
+    scores = weights.scores if isinstance(weights, Softmax) else weights
+    first = _dot_below(scores)
+    if len(first.shape) != 3 or math.prod(first.shape) != math.prod(scores.shape) or first.shape[:2] != second.shape[:2]:
+        raise NotLowerableError("scores of another shape than the first product")
+    if max(first.left.shape[-1], second.shape[-1]) > MOST_DEPTH:
+        raise NotLowerableError(f"queries or values of more than {MOST_DEPTH} elements")
+    spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
+    nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
+    result = schedule_tail((_in_order(replace(output, node=node), second),), second)
+    causal = isinstance(weights, Softmax) and weights.causal
+    return _Parts(first, second, nest, result, softmax, causal)
+
+
+def _dot_below(node: Node) -> Dot:
+    """The product that an expression is made of, through element-wise steps and views."""
+    waiting, found = [node], dict[Node, None]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Dot):
+            found[one] = None
+        elif isinstance(one, (Map, View)):
+            waiting += one.args if isinstance(one, Map) else (one.source,)
+    if len(found) != 1:
+        raise NotLowerableError(f"{len(found)} products where attention has one")
+    return next(iter(found))
+
+
+def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
+    """The weights under other shapes; the same elements in the same order."""
+    atoms = [Atom(0, batch), Atom(1, shape[-2]), Atom(2, shape[-1])]
+    for _ in range(4):
+        index = _natural_index(atoms)
+        below = node
+        try:
+            while isinstance(below, View) or (type(below) is Map and below.template == "({0})"):
+                index = below.remap(index) if isinstance(below, View) else index
+                below = below.source if isinstance(below, View) else below.args[0]
+            whole = flatten(_natural_index(atoms), row_major(shape))
+            if flatten(index, row_major(below.shape)) != whole:
+                raise NotLowerableError("weights that are permuted before they meet the values")
+            return below
+        except Cut as cut:
+            atoms = _cut(atoms, cut)
+    raise NotLowerableError("weights that are reshaped too often")
+
+
+def _in_order(output: Output, dot: Dot) -> Output:
+    """A result that is nothing but the product under another layout, as one whose elements come in the product's order."""
+    below, path = output.node, list[View]()
+    while isinstance(below, View) or (type(below) is Map and below.template == "({0})"):
+        path += [below] if isinstance(below, View) else []
+        below = below.source if isinstance(below, View) else below.args[0]
+    if below is not dot:
+        return output
+    axes = [[(Atom(i, size), stride)] for i, (size, stride) in enumerate(zip(output.spec.shape, output.spec.strides, strict=True))]
+    while True:
+        index = tuple(flatten(tuple(_of(a) for a, _ in axis), row_major(tuple(a.extent for a, _ in axis))) for axis in axes)
+        try:
+            for view in path:
+                index = view.remap(index)
+            break
+        except Cut as cut:
+            axes = [_cut_axis(axis, cut, 1000 + sum(map(len, axes))) for axis in axes]
+    place = flatten(index, row_major(dot.shape))
+    moved = [pair for axis in axes for pair in axis if pair[0].extent > 1]
+    moved.sort(key=lambda pair: place.coefficient(pair[0]), reverse=True)
+    shape = tuple(atom.extent for atom, _ in moved)
+    if tuple(place.coefficient(atom) for atom, _ in moved) != row_major(shape) or place.offset:
+        return output
+    spec = replace(output.spec, shape=shape, strides=tuple(stride for _, stride in moved))
+    return Output(output.value, reshape(dot, shape), spec)
+
+
+def _of(atom: Atom) -> Form:
+    return Form(0, ((atom, 1),)) if atom.extent > 1 else ZERO
+
+
+def _cut_axis(axis: list[tuple[Atom, int]], cut: Cut, free: int) -> list[tuple[Atom, int]]:
+    """The axis with the cut atom in two, each with its step in memory."""
+    parts: list[tuple[Atom, int]] = []
+    for atom, stride in axis:
+        if atom == cut.atom:
+            parts += [(Atom(free, atom.extent // cut.inner), stride * cut.inner), (Atom(free + 1, cut.inner), stride)]
+        else:
+            parts.append((atom, stride))
+    return parts
+
+
+def _natural_index(atoms: list[Atom]) -> tuple[Form, Form, Form]:
+    """Batch, row and column as forms; the batch may be several atoms."""
+    *outer, row, column = atoms
+    batch = flatten(tuple(Form(0, ((a, 1),)) for a in outer), row_major(tuple(a.extent for a in outer)))
+    return batch, Form(0, ((row, 1),)), Form(0, ((column, 1),))
+
+
+def _cut(atoms: list[Atom], cut: Cut) -> list[Atom]:
+    """The batch in two atoms where it must be."""
+    at = next(i for i, atom in enumerate(atoms) if atom == cut.atom)
+    if at >= len(atoms) - 2:
+        raise NotLowerableError("a row or a column is reshaped")
+    inner = [Atom(100 + len(atoms), cut.atom.extent // cut.inner), Atom(101 + len(atoms), cut.inner)]
+    return [*atoms[:at], *inner, *atoms[at + 1 :]]
+
+
+def _address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
+    """Value number of an operand, and the offset of its elements as text; lines for the digits of the batch go to `text`.
+
+    `names` of the vectors along its rows and columns.
+    """
+    atoms = [Atom(0, node.shape[0]), Atom(1, node.shape[1]), Atom(2, node.shape[2])]
+    for _ in range(4):
+        index, below = _natural_index(atoms), node
+        try:
+            while isinstance(below, View):
+                index, below = below.remap(index), below.source
+            break
+        except Cut as cut:
+            atoms = _cut(atoms, cut)
+    if not isinstance(below, Leaf):
+        raise NotLowerableError("an operand is computed in the island; attention reads its operands from memory")
+    form = flatten(index, below.strides) if below.shape else ZERO
+    parts = [str(form.offset)] if form.offset else []
+    outer = atoms[:-2]
+    for atom, stride in zip(outer, row_major(tuple(a.extent for a in outer)), strict=True):
+        if step := form.coefficient(atom):
+            name = f"batch_{stride}_{atom.extent}"
+            line = f"{name} = batch // {stride} % {atom.extent}"
+            if line not in text:
+                text.append(line)
+            parts.append(f"{name} * {step}")
+    first, second = (form.coefficient(atom) for atom in atoms[-2:])
+    parts += [f"{names[0]}[:, None] * {first}", f"{names[1]}[None, :] * {second}"]
+    return below.value, f"p{below.value} + " + " + ".join(parts)
+
+
+def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tuple[int, ...]]:
+    batch, height, width = parts.first.shape
+    depth, size = parts.first.left.shape[-1], parts.second.shape[-1]
+    padded, out_width = (max(16, 1 << (n - 1).bit_length()) for n in (depth, size))
+    ragged = height % rows != 0, width % columns != 0
+    digits: list[str] = []
+    m = f"(m % {height})" if ragged[0] else "m"
+    query, query_at = _address(parts.first.left, (m, "d"), digits)
+    key, key_at = _address(parts.first.right, ("d", "n"), digits)
+    value, value_at = _address(parts.second.right, ("n", "e"), digits)
+    in_depth = [f"(d < {depth})[{{}}]"] * (padded != depth)
+    in_size = [f"(e < {size})[None, :]"] * (out_width != size)
+    words = {
+        "HIGH": math.ceil(height / rows),
+        "DIGITS": "\n".join(digits),
+        "DEPTH": padded,
+        "WIDTH": out_width,
+        "ROWS": height,
+        "LAST": f"min({width}, (block % {math.ceil(height / rows)} + 1) * {rows})" if parts.causal else width,
+        "QUERY_MASK": _mask([test.format("None, :") for test in in_depth]),
+        "KEY_MASK": _mask([test.format(":, None") for test in in_depth] + ["column_ok"] * ragged[1]),
+        "VALUE_MASK": _mask(in_size + [f"(n < {width})[:, None]"] * ragged[1]),
+        "QUERY": query_at,
+        "KEY": key_at,
+        "VALUE": value_at,
+        "ROW_OK": f"row_ok = (m < {height})[:, None]" if ragged[0] else "",
+        "COLUMN_OK": f"column_ok = (n < {width})[None, :]" if ragged[1] else "",
+        "PRECISION": "" if method == "half" else f', input_precision="{method}"',
+        "TYPED": _typed(parts.second.right.dtype),
+        "TO64": ".to(tl.int64)" if max(batch * height * max(width, depth), 1) > _INT32_REACH else "",
+        "BM": rows,
+        "BN": columns,
+    }
+    reads, _ = values_of(parts.scores)
+    result_reads, writes = values_of(parts.result)
+    scores = triton_tail(parts.scores, rows, columns, ragged)[:-1]
+    score = parts.scores.statements[-1].needs[0].name
+    outside = 'float("-inf")' if parts.softmax else "0.0"
+    scores.append(f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}")
+    weights = _ONLINE.strip().splitlines() if parts.softmax else ["weight = score"]
+    finish = ["acc = tl.div_rn(out, total)" if parts.softmax else "acc = out", "column = e[None, :]"]
+    finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
+    finish += triton_tail(parts.result, rows, out_width, (ragged[0], out_width != size))
+    lines: list[str] = []
+    blocks = {"SCORES": scores, "WEIGHTS": weights, "FINISH": finish}
+    for line in _BODY.strip().splitlines():
+        indent, word = line[: len(line) - len(line.lstrip())], line.strip()
+        lines += [indent + one for one in blocks.get(word, [])] if word in blocks else _filled(line, words)
+    ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes)))
+    head = HEADER + ", ".join(f"p{one}" for one in ordered) + "):\n"
+    return head + "\n".join("    " + line for line in lines) + "\n", ordered
+
+
+def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    for word in sorted(words, key=len, reverse=True):
+        line = line.replace(word, str(words[word]))
+    return [indent + one.strip() if i else one for i, one in enumerate(line.splitlines()) if one.strip()]
+
+
+def _mask(tests: list[str]) -> str:
+    return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+
+
+def _typed(dtype: torch.dtype) -> str:
+    return f".to(tl.{str(dtype).removeprefix('torch.')})" if dtype in _HALVES else ""

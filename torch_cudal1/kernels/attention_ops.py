@@ -1,0 +1,81 @@
+"""ATen's fused attention operators as two products with a softmax between, and whether expressions are attention at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.kernels import softmax
+from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
+from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.kernels.views import permuted
+from torch_cudal1.program.model import TensorSpec
+
+__all__ = ["HANDLERS", "is_attention"]
+
+_NAMES = {  # what follows query, key and value in each operator's schema
+    "_scaled_dot_product_efficient_attention.default": ("bias", "logsumexp", "dropout", "causal"),
+    "_scaled_dot_product_flash_attention.default": ("dropout", "causal", "debug"),
+    "_scaled_dot_product_cudnn_attention.default": ("bias", "logsumexp", "dropout", "causal", "debug"),
+}
+
+
+def is_attention(nodes: tuple[Node, ...]) -> bool:
+    """Whether a product below `nodes` is made of another product's elements."""
+    return any(_products((product.left,)) for product in _products(nodes))
+
+
+def _products(nodes: tuple[Node, ...]) -> list[Dot]:
+    seen: dict[Node, None] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting += sources(node)
+    return [node for node in seen if isinstance(node, Dot)]
+
+
+def _fused(names: tuple[str, ...]) -> Handler:
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+        query, key, value = args[:3]
+        given = dict(zip(names, args[3:], strict=False))
+        if given.get("dropout") or len(query.shape) != 4 or query.shape[:2] != key.shape[:2] or query.dtype != key.dtype:
+            raise NotLowerableError("attention with dropout, or whose keys have other heads or another type")
+        scores = _scores(query, key, kwargs.get("scale"), given.get("bias"))
+        causal = bool(given.get("causal"))
+        if causal:
+            row, column = (Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1)))
+            low = constant(-math.inf, torch.float32)
+            scores = pointwise("tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32)
+        spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
+        (weights,) = softmax.HANDLERS["_softmax.default"]((scores, -1, False), {}, (spec,))
+        assert isinstance(weights, Softmax)
+        weights = Softmax(weights.shape, weights.dtype, weights.template, weights.args, scores, causal)
+        batch, columns, size = math.prod(value.shape[:2]), *value.shape[2:]
+        made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
+        return reshape(made, outs[0].shape), *(None for _ in outs[1:])
+
+    return handle
+
+
+def _scores(query: Node, key: Node, scale: float | None, bias: Node | None) -> Node:
+    """(batch and heads, rows, columns) in fp32."""
+    batch, rows, depth = math.prod(query.shape[:2]), *query.shape[2:]
+    columns = key.shape[2]
+    turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
+    scores: Node = Dot((batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned)
+    factor = constant(1 / math.sqrt(depth) if scale is None else scale, torch.float32)
+    scores = pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
+    if bias is None:
+        return scores
+    added = reshape(broadcast(bias, (*query.shape[:3], columns)), scores.shape)
+    if bias.dtype is torch.bool:
+        return pointwise("tl.where({0}, {1}, {2})", added, scores, constant(-math.inf, torch.float32), dtype=torch.float32)
+    return pointwise("({0} + {1})", scores, added, dtype=torch.float32)
+
+
+HANDLERS: dict[str, Handler] = {name: _fused(after) for name, after in _NAMES.items()}
