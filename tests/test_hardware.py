@@ -122,7 +122,7 @@ def test_drivers_and_versions_of_one_gpu_type_are_one_row_and_a_cpu_is_none() ->
 def test_a_price_without_evidence_is_a_row_that_says_so() -> None:
     (row,) = compare([Load("a", (region(4),))], [], Prices({"NVIDIA B200": Price(6.0)})).rows
     assert (row.hardware, row.us_per_call, row.share_decided) == ("NVIDIA B200", None, 0.0)
-    assert "no decision that was made on one" in row.missing[0]
+    assert "no decision that was made on a GPU of this name" in row.missing[0]
 
 
 def test_a_program_moves_to_another_device_in_all_its_parts() -> None:

@@ -210,7 +210,7 @@ def _positive(value: Any) -> float | None:
 
 
 def _unknown(name: str) -> HardwareRow:
-    missing = ("a price, but no decision that was made on one; run `cudal1 warmup` there and bring its cache",)
+    missing = ("a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",)
     none = dict.fromkeys(("us_per_call", "gain", "cost_per_million", "kwh_per_million"))
     return HardwareRow(hardware=name, family="", share_decided=0.0, missing=missing, **none)
 

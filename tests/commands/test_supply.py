@@ -128,6 +128,7 @@ def test_a_bundle_goes_from_one_cache_to_another(here: Path, capsys: pytest.Capt
     assert done.code == 0
     assert "1 entry, 1 alias" in done.out
     assert run(capsys, "lock", "--check", cache="new").code == 0
+    assert "without a signature that counts here" in done.out
     assert "was there already" in run(capsys, "import", "kernels.bundle", cache="new").out
     assert len(run(capsys, "list", "--json", cache="new").told["entries"]) == 1
     assert run(capsys, "export", "again.bundle", cache="new").code == 0

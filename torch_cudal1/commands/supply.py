@@ -25,12 +25,12 @@ from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorde
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.bundle import write_bundle
-from torch_cudal1.source.cache import Broken
+from torch_cudal1.source.cache import Broken, Found
 from torch_cudal1.source.coverage import Coverage, Deployment, Wanted, coverage_of
 from torch_cudal1.source.imported import import_bundle
 from torch_cudal1.source.inventory import Held, Inventory, take_inventory
 from torch_cudal1.source.lockfile import Difference, Lock, differences, lock_of, read_lock, write_lock
-from torch_cudal1.source.trust import Refused, Rules, Sealed, standing
+from torch_cudal1.source.trust import Refused, Rules, Sealed, Vouched, standing
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import ProgressCallback, Screen
 
@@ -93,6 +93,11 @@ def import_(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     entries, aliases = text.counted(done.entries, "entry", "entries"), text.counted(done.aliases, "alias", "aliases")
     how = "was there already" if done.already else f"{entries}, {aliases}, {text.size(done.size_bytes)}"
     screen.line(f"{done.root}: {how}; for {', '.join(done.families)}")
+    if unsigned := _not_vouched_for(done.root, settings):
+        told = f"{text.counted(unsigned, 'entry', 'entries')} of these without a signature that counts here: production will not use them,"
+        screen.line(
+            f"{told} `cudal1 warmup` judges them first; `cudal1 sign` before `export`, and a list of publishers here, avoid that"
+        )
     screen.json(done)
     return 0
 
@@ -114,6 +119,11 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
     if missing:
         screen.problem(f"{text.counted(missing, 'region')} without a usable decision; run `cudal1 warmup` on such a machine")
     return _FOUND_WRONG if missing else 0
+
+
+def _not_vouched_for(root: Path, settings: Settings) -> int:
+    found = (one for one in cache_for(settings).entries() if isinstance(one, Found) and one.path.is_relative_to(root))
+    return sum(not isinstance(one.standing, Vouched) for one in found)
 
 
 def _check(path: Path, settings: Settings, screen: Screen) -> int:
