@@ -77,7 +77,7 @@ def _filled(spec: TensorSpec, values: str, generator: torch.Generator, position:
     if values == "wide":
         made *= torch.exp2(40 * torch.rand(made.shape, generator=generator, device=generator.device) - 20)
     if values == "special":
-        made.view(-1)[:: made.numel() // 7] = (float("nan"), float("inf"), -float("inf"))[position % 3]
+        made.as_strided((made.numel(),), (1,))[:: made.numel() // 7] = (float("nan"), float("inf"), -float("inf"))[position % 3]
     return made.to(spec.torch_dtype)
 
 
