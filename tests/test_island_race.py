@@ -146,3 +146,14 @@ def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: Place) 
     granted = replace(place, contract=Contract(rights=("matmul",)))
     assert rights_of(granted) == ("matmul",)
     assert rights_of(replace(place, contract=Contract("strict", rights=("matmul",)))) == ()
+
+
+def test_what_differs_from_eager_as_another_precision_does_comes_last(
+    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judge.Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
+    monkeypatch.setattr(judge, "heat", lambda region, candidates, job: found)
+    answers = built(whole, PROPOSED[:2])
+    best, _ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
+    assert best is not None
+    assert best.techniques == ("gemm", "best")

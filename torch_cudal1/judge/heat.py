@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch_cudal1 import observe
 from torch_cudal1.judge.compare import grossly_equal
@@ -24,15 +24,20 @@ __all__ = ["Heat", "heat"]
 
 _BUDGET_S = 1.5
 _EAGER = "eager"
+_SAMPLE = 1 << 20  # elements
 
 
 @dataclass(frozen=True)
 class Heat:
-    """Medians in microseconds per call, eager's and those of the candidates by position, and why others have none."""
+    """Medians in microseconds per call, eager's and those of the candidates by position, and why others have none.
+
+    `apart`: how far a candidate's results are from eager's, root mean square over root mean square.
+    """
 
     eager_us: float
     medians_us: Mapping[int, float]
     failures: Mapping[int, str]
+    apart: Mapping[int, float] = field(default_factory=dict)
 
 
 def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
@@ -41,17 +46,20 @@ def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
     A candidate that ends the process is out, and the others run again; where eager itself cannot run, all have failed.
     """
     failures: dict[int, str] = {}
+    apart: dict[int, float] = {}
     medians: dict[str, float] = {}
     while len(failures) < len(candidates) and not medians:
-        medians = _run(region, candidates, job, failures)
+        medians = _run(region, candidates, job, failures, apart)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
-    found = Heat(medians.get(_EAGER, 0.0), by_position, failures)
+    found = Heat(medians.get(_EAGER, 0.0), by_position, failures, apart)
     facts = {"eager_us": found.eager_us, "medians_us": list(by_position.items()), "failures": list(failures.items())}
     observe.record("judge", "heat", region.key[:12], **facts)
     return found
 
 
-def _run(region: Region, candidates: Sequence[Candidate], job: Job, failures: dict[int, str]) -> dict[str, float]:
+def _run(
+    region: Region, candidates: Sequence[Candidate], job: Job, failures: dict[int, str], apart: dict[int, float]
+) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
     own = replace(job, book={})
     subject = RegionSubject(region, own.contract, own.device)
@@ -65,30 +73,43 @@ def _run(region: Region, candidates: Sequence[Candidate], job: Job, failures: di
         except CandidateFailure as error:
             failures.update(dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}"))
             return {}
-        ready = [
-            at
-            for at in range(len(candidates))
-            if at not in failures and _fit(trial, at, candidates[at], sets[0], expected, failures)
-        ]
+        ready = []
+        for at in range(len(candidates)):
+            outputs = None if at in failures else _fit(trial, at, candidates[at], sets[0], expected, failures)
+            if outputs is not None:
+                ready.append(at)
+                apart[at] = _apart(outputs, expected)
         if not child.usable:
             return {}
         with exclusive(own.device):
             return _timed(child, ready, sets, failures)
 
 
-def _fit(trial: Trial, at: int, candidate: Candidate, inputs: str, expected: Outputs, failures: dict[int, str]) -> bool:
-    """Whether a candidate loads, runs and yields about what eager does."""
+def _fit(trial: Trial, at: int, candidate: Candidate, inputs: str, expected: Outputs, failures: dict[int, str]) -> Outputs | None:
+    """What a candidate yields, if it loads, runs and yields about what eager does."""
     if not trial.child.usable:
-        return False
+        return None
     try:
         found = _outputs(trial, str(at), candidate, inputs)
     except CandidateFailure as error:
         failures[at] = error.found
-        return False
+        return None
     if all(grossly_equal(one, other) for one, other in zip(found, expected, strict=True)):
-        return True
+        return found
     failures[at] = "its result is not eager's"
-    return False
+    return None
+
+
+def _apart(outputs: Outputs, expected: Outputs) -> float:
+    """The largest distance of an output from eager's, told from its first elements."""
+    found = [0.0]
+    for one, other in zip(outputs, expected, strict=True):
+        if one is not None and other is not None and other.is_floating_point():
+            a, b = (tensor.reshape(-1)[:_SAMPLE].double() for tensor in (one, other))
+            both = a.isfinite() & b.isfinite()
+            scale = b[both].norm().item()
+            found.append((a - b)[both].norm().item() / scale if scale > 0 else 0.0)
+    return max(found)
 
 
 def _outputs(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outputs:

@@ -4,8 +4,8 @@ Two launches: weights are rounded to TF32 and laid out for the tensor core, then
 output keep the layout they have, so that neither is copied into another one first; both pass the memory once.
 
     products 1    one TF32 product, as cuDNN's own where the user's flags allow it: only with that right
-    products 3    two TF32 pieces of each operand hold 22 bits; partial sums leave the tensor core every 32 of k: always allowed,
-                  and needed where cuDNN has no TF32 kernel, since a candidate is held to the error of eager
+    products 3    two TF32 pieces of each operand hold 22 bits; partial sums leave the tensor core every 8 or 16 of k: always
+                  allowed, and needed where cuDNN has no TF32 kernel, since a candidate is held to the error of eager
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["convolved", "proposals"]
 
 _WARPGROUPS = 2
 _REACH = 2**31 - 1
-_PROMOTE = 4  # steps: truncation adds 1.2e-9 of the partial sum for each product and unit of k
+_SHALLOW = 256  # of k: fp32 sums of so few are so exact that the tensor core's truncation shows after every second step
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _sizes(cut: _Cut, pairs: bool) -> dict[str, int]:
         "PAIRS": int(pairs),
         "STAGED": made.staged,
         "PRODUCTS": one.products,
-        "PROMOTE": _PROMOTE,
+        "PROMOTE": 1 if conv.depth <= _SHALLOW else 2,
     }
     for name, axis, tile, low, box in zip("ZYX", conv.axes, (one.z, one.y, one.x), made.low, made.box, strict=True):
         found |= {

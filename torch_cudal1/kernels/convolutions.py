@@ -83,10 +83,14 @@ class Convolution:
     weight_strides: tuple[int, ...]
 
     @property
+    def depth(self) -> float:
+        """Products that are summed for an output, on average over the classes."""
+        return self.channels * math.prod(sum(c.count for c in axis.classes) / len(axis.classes) for axis in self.axes)
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions, those with padding included."""
-        taps = math.prod(sum(c.count for c in axis.classes) / len(axis.classes) for axis in self.axes)
-        return 2.0 * self.images * self.groups * self.outputs * self.channels * taps * math.prod(a.out for a in self.axes)
+        return 2.0 * self.images * self.groups * self.outputs * self.depth * math.prod(a.out for a in self.axes)
 
     @property
     def bytes(self) -> int:
