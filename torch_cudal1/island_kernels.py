@@ -83,8 +83,6 @@ class IslandKernels:
             return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
         proposals = self._proposals(region)
         if any(proposal.family in RACED for proposal in proposals):
-            # convolutions are proposed in TF32 and exact: which is right depends on what cuDNN does here, and only a check tells
-            checked = checked or any(proposal.family == "conv" for proposal in proposals)
             built = self._built(region, proposals)
             kernel, reasons = fastest_right(region, built, self.place, job, self.deadline, checked=checked)
         else:
