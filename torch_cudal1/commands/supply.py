@@ -94,10 +94,8 @@ def import_(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     how = "was there already" if done.already else f"{entries}, {aliases}, {text.size(done.size_bytes)}"
     screen.line(f"{done.root}: {how}; for {', '.join(done.families)}")
     if unsigned := _not_vouched_for(done.root, settings):
-        told = f"{text.counted(unsigned, 'entry', 'entries')} of these without a signature that counts here: production will not use them,"
-        screen.line(
-            f"{told} `cudal1 warmup` judges them first; `cudal1 sign` before `export`, and a list of publishers here, avoid that"
-        )
+        told = f"{text.counted(unsigned, 'entry', 'entries')} without a signature that counts here: not used before `cudal1 warmup`"
+        screen.line(f"{told} has judged them; `cudal1 sign` before `export` and a list of publishers here spare that")
     screen.json(done)
     return 0
 
