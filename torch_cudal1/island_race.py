@@ -17,6 +17,7 @@ __all__ = ["PROPOSALS", "RACED", "fastest_right", "rights_of"]
 
 RACED = ("gemm", "conv", "attention")  # families of which several kernels are timed
 _SURPRISING = 2.5  # as much faster as the judge asks for a second measurement, nearly
+_APART = 5e-5  # rms: sums in another order differ by 1e-7 to 1e-5, TF32 and fp32 by 3e-4
 PROPOSALS = 4  # of them: the bound that orders them is rough; each costs seconds of a compiler
 
 
@@ -55,7 +56,11 @@ def fastest_right(
 
 
 def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
-    """Those that beat eager, fastest first; why the others do not goes to `reasons`."""
+    """Those that beat eager, fastest first; why the others do not goes to `reasons`.
+
+    Those whose results are apart from eager's as only another precision makes them come last: eager's convolutions use TF32 or not,
+    as cuDNN has it, and a candidate is held to eager's error.
+    """
     if not built:
         return []
     found = judge.heat(region, built, job)
@@ -65,4 +70,4 @@ def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reason
         judge.begin(region, job)  # the judge will want to time the whole again, in a process that has run nothing
     slow = [at for at in order if found.medians_us[at] >= found.eager_us]
     reasons += [Rejected(f"takes {found.medians_us[at]:.1f} us, eager {found.eager_us:.1f} us", "heat") for at in slow]
-    return [built[at] for at in order if at not in slow]
+    return [built[at] for at in sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)]
