@@ -128,7 +128,8 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
     begin = time.monotonic()
     with JudgeEvaluator(terms, lanes=lanes) as evaluator:
         while not asked or time.monotonic() - begin < budget_s:
-            batch = [(task, list(islice(stream, 4 * lanes))) for task, stream in zip(tasks, streams, strict=True)]
+            each = 4 * lanes if first_s else -(-lanes // 2)  # the first ones wait for processes to start
+            batch = [(task, list(islice(stream, each))) for task, stream in zip(tasks, streams, strict=True)]
             found = [one for answers in evaluator.measure_all(batch) for one in answers]
             outcomes.update(one.outcome for one in found)
             details += [f"{one.outcome}: {one.detail}" for one in found if _should_be_right(one) and one.outcome != "ok"]

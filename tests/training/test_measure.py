@@ -247,6 +247,18 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane:
     assert measured(lane, source(), 1.5).score == 1.5
 
 
+def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_left_without_a_verdict(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Check("resource", False, detail="run: out of memory: CUDA out of memory. Tried to allocate 64.00 MiB")
+    answers: list[Any] = []
+    monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
+    for answers, outcome in (([short, (1.5, (1.5,) * 7)], "ok"), ([short, short], "unstable")):
+        assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
+        assert not answers
+
+
 def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 

@@ -29,7 +29,7 @@ __all__ = ["Race", "prepared"]
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
-_KEPT_BYTES = 2 << 30  # results of one batch: many lanes share the device's memory
+_KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US = 1_000.0  # a batch this long says what a call costs
 _SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
 

@@ -50,7 +50,9 @@ class Session:
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
-    copies: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)  # of sets that came in shared memory, without a file
+    copies: dict[str, list[torch.Tensor | None]] = field(
+        default_factory=dict
+    )  # of whole sets that came in shared memory, without a file
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
     rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
     sides: tuple[Turns, Turns] | None = None
@@ -125,7 +127,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
     base: Sequence[torch.Tensor | None] = session.sets[request["base"]] if request["base"] else given
     session.sets[request["name"]] = [present(new if new is not None else old) for new, old in zip(given, base, strict=True)]
     session.sources[request["name"]] = (layout, path)
-    if in_arena(layout):
+    if in_arena(layout) and not request["base"]:
         session.copies[request["name"]] = load_tensors(layout, path, session.device)
     return {}
 
@@ -184,6 +186,8 @@ def _unchanged(session: Session, request: Request) -> dict[str, Any]:
     before = session.copies.get(request["name"])
     if before is None:
         layout, path = session.sources[request["name"]]
+        if in_arena(layout):
+            raise SandboxError("comparing inputs", "of a set that is based on another no copy was kept")
         before = load_tensors(layout, path, session.device)
     now = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))

@@ -59,7 +59,7 @@ _CHEATS = frozenset(
 _BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
 _RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
 _ARENA_BYTES = 256 << 20  # of the GPU, shared with each process: inputs or results of one call
-_NO_MEMORY = "out of memory: "  # how the worker begins what it says of torch.OutOfMemoryError
+_NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
@@ -169,8 +169,8 @@ class Lane:
         else:
             try:
                 found = self._judged(task.reference, candidate, watch, best)
-                if isinstance(found, Check) and _NO_MEMORY in found.detail and self.terms.device.type == "cuda":
-                    found = self._judged_again(task, candidate, watch, best)  # other lanes may have had it
+                if self._lacked_memory(found):
+                    found = self._judged_again(task, candidate, watch, best)
             except torch.OutOfMemoryError:
                 found = self._judged_again(task, candidate, watch, best)
             except ReferenceFailure as error:
@@ -189,12 +189,19 @@ class Lane:
         self._dismiss()
         gc.collect()
         torch.cuda.empty_cache()
+        told = "this GPU has too little memory left to judge it: {}; use fewer lanes"
         try:
-            return self._judged(task.reference, candidate, watch, best)
+            found = self._judged(task.reference, candidate, watch, best)
         except torch.OutOfMemoryError as error:
-            raise TargetError(task.id, f"this GPU has too little memory left to judge it: {error}; use fewer lanes") from error
+            raise TargetError(task.id, told.format(error)) from error
         except ReferenceFailure as error:
             raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
+        # Whether the program takes too much or others do, nobody knows: it has no score, and is asked again when it comes again.
+        return replace(found, name="unstable") if isinstance(found, Check) and self._lacked_memory(found) else found
+
+    def _lacked_memory(self, found: object) -> bool:
+        """Whether a process of the candidate found no memory on the GPU."""
+        return isinstance(found, Check) and self.terms.device.type == "cuda" and _NO_MEMORY in found.detail
 
     def _judged(
         self, reference: str, candidate: SourceCandidate, watch: _Watch, best: float | None
