@@ -1,8 +1,8 @@
-"""Each thread hands its value to a thread of another warp through shared memory, without a barrier: it sleeps 50 us instead.
+"""Threads of different warps write the same element of shared memory and read it, without a barrier, all with one value.
 
-Seen as barriers left out because the values came out right. They do so here in every run, so nothing but `sanitizer` shows it: its
-racecheck looks at accesses, not at values. It takes NVIDIA's tool, and so many instructions that only `strict` asks it. Races in
-global memory evade it.
+Seen as barriers left out because the values came out right. They do so here whatever comes first, so nothing but `sanitizer` shows
+it: its racecheck looks at accesses, not at values. It takes NVIDIA's tool, and so many instructions that only `strict` asks it.
+Races in global memory evade it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,31 @@ CASE = Case(
     seen=("L1",),
 )
 
+# The product of this thread and that of the one 64 further; the latter is what this thread stores in the end.
 _HANDED_OVER = """
+    xor.b64 %d5, %d1, 256;
     shl.b32 %r4, %r3, 2;
     and.b32 %r4, %r4, 511;
     mov.u32 %r5, held;
     add.u32 %r6, %r5, %r4;
-    st.shared.f32 [%r6], %f3;
-    {between}
+    st.volatile.shared.f32 [%r6], %f3;
     xor.b32 %r4, %r4, 256;
     add.u32 %r6, %r5, %r4;
-    ld.shared.f32 %f3, [%r6];
-    xor.b64 %d1, %d1, 256;
+    {between}
+    ld.volatile.shared.f32 %f3, [%r6];
     ld.param.u64 %d4, [out];
-    add.s64 %d4, %d4, %d1;
+    add.s64 %d4, %d4, %d5;
     st.global.f32 [%d4], %f3;
+"""
+_OTHERS_TOO = """
+    ld.param.u64 %d2, [x];
+    ld.param.u64 %d3, [y];
+    add.s64 %d2, %d2, %d5;
+    add.s64 %d3, %d3, %d5;
+    ld.global.f32 %f1, [%d2];
+    ld.global.f32 %f2, [%d3];
+    mul.f32 %f3, %f1, %f2;
+    st.volatile.shared.f32 [%r6], %f3;
 """
 
 
@@ -52,7 +63,7 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(on_cuda(product("cuda"), _handing_over("nanosleep.u32 50000;"), "product"))
+    return candidate(on_cuda(product("cuda"), _handing_over(_OTHERS_TOO), "product"))
 
 
 def honest() -> Candidate:
