@@ -50,9 +50,7 @@ class Session:
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     sources: dict[str, tuple[list[Any], Path]] = field(default_factory=dict)
-    copies: dict[str, list[torch.Tensor | None]] = field(
-        default_factory=dict
-    )  # of whole sets that came in shared memory, without a file
+    copies: dict[str, list[torch.Tensor | None]] = field(default_factory=dict)  # of whole sets that came without a file
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
     rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
     sides: tuple[Turns, Turns] | None = None
