@@ -112,6 +112,21 @@ def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_re
     assert {one["reason"] for one in choice.entry.tried} == {"less accurate than eager", "too slow"}
 
 
+def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region):
+    timing = Timing(PASSED, "eager", 900.0, 2700.0, 3.0, 2.9, 3.1, 14)
+    first = Candidate(region.program, "inductor", "builtin", ("gemm",))
+    best = pipeline._Best(Candidate(region.program, "eager", "baseline"), None).or_better(
+        judge.Judgement(first, Accepted(timing), PASSED)
+    )
+    assert "900 us" in best.settles(replace(first, schedule="inductor+graph"))
+    assert best.settles(replace(first, schedule="eager")) == ""
+    other = replace(region.program, outputs=region.program.outputs * 2)
+    assert best.settles(replace(first, program=other, schedule="inductor+graph")) == ""
+    short = replace(timing, candidate_us=90.0, baseline_us=270.0)
+    brief = pipeline._Best(first, None).or_better(judge.Judgement(first, Accepted(short), PASSED))
+    assert brief.settles(replace(first, schedule="inductor+graph")) == ""
+
+
 def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
     seat = court({"eager": 2.0, "inductor": 3.0})
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=0.0)))

@@ -24,7 +24,7 @@ from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.model import Program
+from torch_cudal1.program.model import Call, Program
 from torch_cudal1.records import Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
 from torch_cudal1.search import fastest_first, search
 from torch_cudal1.source import quarantine
@@ -40,6 +40,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _REFERENCE_SCHEDULE: Schedule = "eager"
+_LAUNCH_US = 5.0  # of the host for one step, at most
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 
 
@@ -179,6 +180,9 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         if revoked := place.cache.revoked(candidate.program):
             tried.append({"label": candidate.label, "decision": "rejected", "detector": "revoked", "reason": revoked})
             continue
+        if settled := best.settles(candidate):
+            tried.append({"label": candidate.label, "decision": "not judged", "reason": settled})
+            continue
         if judge.working_s() > race.deadline:
             tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
             continue
@@ -222,6 +226,16 @@ class _Best:
     candidate: Candidate
     judgement: judge.Judgement | None
 
+    def settles(self, candidate: Candidate) -> str:
+        """Why `candidate` cannot win by 5 %: the same Program with or without a CUDA graph, whose launches are less of its time."""
+        timing, own = self.judgement.timing if self.judgement else None, self.candidate
+        if timing is None or own.program.digest != candidate.program.digest:
+            return ""
+        launches_us = _LAUNCH_US * _step_count(own.program)
+        if own.schedule.partition("+")[0] != candidate.schedule.partition("+")[0] or launches_us > 0.05 * timing.candidate_us:
+            return ""
+        return f"{own.label} takes {timing.candidate_us:.0f} us, at most {launches_us:.0f} of them to launch it"
+
     def or_better(self, judgement: judge.Judgement) -> _Best:
         if not isinstance(judgement.decision, Accepted):
             return self
@@ -229,6 +243,11 @@ class _Best:
         if own is not None and judgement.decision.timing.low <= own.low:
             return self
         return _Best(judgement.candidate, judgement)
+
+
+def _step_count(program: Program) -> int:
+    """Steps, those of nested Programs included."""
+    return sum(_step_count(step.program) if isinstance(step, Call) else 1 for step in program.steps)
 
 
 def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dict[str, Any]:

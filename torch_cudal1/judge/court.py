@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
 
 _RACE_BUDGET_S = 10.0
-_SLACK_BYTES, _MOST_SHARED_BYTES = 1 << 20, 6 << 30  # of the GPU with each process; tensors beyond it go through files
+# of the GPU with each process; tensors beyond it go through files
+_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 4 << 30, 12
 _RANDOM_SEED = 20_260_101
 _ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
@@ -116,7 +117,9 @@ def begin(region: Region, job: Job) -> None:
     """Start a process for later questions about `region` in the background. For inside `kept_warm()`, as early as can be."""
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
-    begin_child(limits_for(job.settings, job.device), job.contract, min(max(inputs, outputs) + _SLACK_BYTES, _MOST_SHARED_BYTES))
+    free = torch.cuda.mem_get_info(job.device)[0] if job.device.type == "cuda" else 0
+    shared = min(max(inputs, outputs) + _SLACK_BYTES, _MOST_SHARED_BYTES, free // _SHARE_OF_FREE)
+    begin_child(limits_for(job.settings, job.device), job.contract, shared)
 
 
 def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
