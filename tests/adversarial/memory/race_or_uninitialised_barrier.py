@@ -31,17 +31,19 @@ _HANDED_OVER = """
     shl.b32 %r4, %r3, 2;
     and.b32 %r4, %r4, 511;
     mov.u32 %r5, held;
-    add.u32 %r6, %r5, %r4;
-    st.volatile.shared.f32 [%r6], %f3;
+    add.u32 %r7, %r5, %r4;
+    st.volatile.shared.f32 [%r7], %f3;
     xor.b32 %r4, %r4, 256;
     add.u32 %r6, %r5, %r4;
     {between}
     ld.volatile.shared.f32 %f3, [%r6];
+    {after}
     ld.param.u64 %d4, [out];
     add.s64 %d4, %d4, %d5;
     st.global.f32 [%d4], %f3;
 """
 _OTHERS_TOO = """
+    mov.f32 %f0, %f3;
     ld.param.u64 %d2, [x];
     ld.param.u64 %d3, [y];
     add.s64 %d2, %d2, %d5;
@@ -51,11 +53,12 @@ _OTHERS_TOO = """
     mul.f32 %f3, %f1, %f2;
     st.volatile.shared.f32 [%r6], %f3;
 """
+_OWN_AGAIN = "st.volatile.shared.f32 [%r7], %f0;"
 
 
-def _handing_over(between: str) -> bytes:
+def _handing_over(between: str, after: str = "") -> bytes:
     text = PRODUCT.replace(".reg .pred %p<2>;", ".reg .pred %p<2>;\n    .shared .align 4 .b8 held[512];")
-    return assembled(text.replace("st.global.f32 [%d4], %f3;", _HANDED_OVER.format(between=between)))
+    return assembled(text.replace("st.global.f32 [%d4], %f3;", _HANDED_OVER.format(between=between, after=after)))
 
 
 def reference() -> Region:
@@ -63,7 +66,7 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(on_cuda(product("cuda"), _handing_over(_OTHERS_TOO), "product"))
+    return candidate(on_cuda(product("cuda"), _handing_over(_OTHERS_TOO, _OWN_AGAIN), "product"))
 
 
 def honest() -> Candidate:
