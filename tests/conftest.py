@@ -1,7 +1,8 @@
-"""Fixtures that several files share."""
+"""Fixtures that several files share, and one question to the compiler that is asked once for all workers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,25 @@ import torch
 
 from tests.entries import Runs, count_runs
 from torch_cudal1 import observe
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of a run with several workers: what Inductor finds out about vector instructions holds for every process of the run.
+
+    It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8 s of a CPU.
+    """
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput") and every_vector_kind_compiles():
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def every_vector_kind_compiles() -> bool:
+    """Whether Inductor uses all kinds of vector instructions that this CPU has."""
+    from torch._inductor import config as inductor  # seconds to import
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    found = valid_vec_isa_list()
+    with inductor.patch({"cpp.vec_isa_ok": True}):
+        return bool(found == valid_vec_isa_list.__wrapped__())
 
 
 @pytest.fixture

@@ -75,6 +75,8 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
         (TargetError("x", "y"), 2),
         (SettingError("x", 1, "2"), 2),
         (PermissionError(13, "Permission denied", "/x"), 2),
+        (FileNotFoundError(2, "No such file or directory", "x"), 2),
+        (OSError(28, "No space left on device"), 2),
         (CacheMissError("k" * 20, "r"), 1),
         (DriverError("cuInit", "CUDA_ERROR_NO_DEVICE", "install a driver"), 1),
         (KeyboardInterrupt(), 130),
@@ -93,6 +95,16 @@ def test_outcomes_become_exit_codes_and_one_line(
     assert shown.out == ""
     assert shown.err.startswith("cudal1: ")
     assert shown.err.count("\n") == 1
+
+
+def test_a_path_that_is_not_there_is_told_with_what_it_was_taken_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", "nothing.bundle", "--cache-dir", "cache"]) == 2
+    told = capsys.readouterr().err
+    assert "'nothing.bundle': No such file or directory; expected a path that exists" in told
+    assert str(tmp_path / "nothing.bundle") in told
 
 
 def test_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

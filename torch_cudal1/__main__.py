@@ -19,6 +19,7 @@ from torch_cudal1.commands import generate_options, train_options
 from torch_cudal1.errors import Cudal1Error, SettingError, TargetError
 from torch_cudal1.settings import Settings
 from torch_cudal1.version import __version__
+from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
 __all__ = ["main"]
@@ -376,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Cudal1Error, OSError) as error:
         if args.traceback:
             raise
-        screen.problem(str(error))
+        screen.problem(text.of_error(error))
         return USAGE if isinstance(error, (SettingError, TargetError, OSError)) else FOUND_WRONG
 
 

@@ -112,6 +112,16 @@ def test_purge_with_yes_deletes_what_was_asked(
     assert len(list(cache.rglob("*.safetensors"))) == left
 
 
+@pytest.mark.parametrize("options", [[], ["--yes"]])
+def test_purge_of_a_key_that_fits_nothing_deletes_nothing_and_is_2(
+    cache: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(cache)
+    assert main(["purge", "nokey", *options, "--cache-dir", str(cache)]) == 2
+    assert "'nokey'; expected the start of a key of `cudal1 list`" in capsys.readouterr().err
+    assert len(list(cache.rglob("*.safetensors"))) == 2
+
+
 def test_purge_by_key_leaves_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry, other = stored(tmp_path, 4, "first"), stored(tmp_path, 8, "second")
     assert main(["purge", entry.region_key[:16], "--yes", "--cache-dir", str(tmp_path)]) == 0

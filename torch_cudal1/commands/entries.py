@@ -113,6 +113,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.unused:
         return _purge_unused(args, settings, screen)
     everything = not starts and not args.broken
+    _demand_known(cache, starts)
 
     def named(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
@@ -134,6 +135,17 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers]})
     return 1 if done.failed else 0
+
+
+def _demand_known(cache: LocalCache, starts: Sequence[str]) -> None:
+    """Raises SettingError for the start of a key that fits no entry and nothing in quarantine: a misspelt key is no success."""
+    if not starts:
+        return
+    known = {found.path.stem if isinstance(found, Broken) else found.entry.region_key for found in cache.entries()}
+    known |= {record.region_key for record in records([cache.root])}
+    for start in starts:
+        if not any(key.startswith(start) for key in known):
+            raise SettingError("KEY", start, "the start of a key of `cudal1 list`")
 
 
 def _refused(found: Sequence[Found]) -> list[tuple[Path, str]]:

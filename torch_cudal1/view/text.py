@@ -6,15 +6,28 @@ Pure functions from values to strings. Nothing is printed here and no terminal i
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 import unicodedata
 from collections.abc import Sequence
 
 from torch_cudal1.explanation import Interval
 
-__all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "ratio", "size", "speedup", "table"]
+__all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "of_error", "ratio", "size", "speedup", "table"]
 
 ABSENT = "-"  # what a table shows for a number that was not measured: never 0, never 1.00x
+
+
+def of_error(error: Exception) -> str:
+    """An exception as a user reads it. What the system says of a path names no way on."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    expected = ""
+    if isinstance(error, FileNotFoundError):
+        expected = f"; expected a path that exists, and this one means {os.path.abspath(os.fsdecode(error.filename))}"
+    elif isinstance(error, PermissionError):
+        expected = "; expected a path that this user may read, and write where something is written"
+    return f"{os.fsdecode(error.filename)!r}: {error.strerror}{expected}"
 
 
 def speedup(value: Interval | float | None) -> str:
