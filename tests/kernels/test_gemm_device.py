@@ -107,6 +107,12 @@ def errors(got: Tensor, exact: Tensor) -> tuple[float, float]:
     return apart.pow(2).mean().sqrt().item(), apart.max().item()
 
 
+def lost_below(inputs: tuple[Tensor, ...], exact: Tensor) -> float:
+    """What pieces that end at 2^-134 may lose of operands, in units of the result: nothing to speak of but for subnormal numbers."""
+    sizes = [t.double().pow(2).mean().sqrt().item() for t in inputs[-2:]]
+    return 2.0**-133 * max(sizes) * inputs[-1].shape[-2] ** 0.5 / exact.pow(2).mean().sqrt().item()
+
+
 @pytest.mark.parametrize("method", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_product_is_as_exact_as_cublas(name: str, method: str) -> None:
@@ -115,8 +121,9 @@ def test_a_product_is_as_exact_as_cublas(name: str, method: str) -> None:
     got, plain = run(function, inputs, SCHEDULES[method]), function(*inputs)
     exact = function(*(t.double() for t in inputs))
     ours, eager = errors(got, exact), errors(plain, exact)
-    assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
-    assert ours[1] <= max(2.0 * eager[1], 3e-6), (ours, eager)
+    lost = 0.0 if SCHEDULES[method].method.startswith("packed") else lost_below(inputs, exact)
+    assert ours[0] <= max(1.25 * eager[0], 3e-7) + lost, (ours, eager, lost)
+    assert ours[1] <= max(2.0 * eager[1], 3e-6) + 5 * lost, (ours, eager, lost)
 
 
 @pytest.mark.parametrize("method", FAST)
