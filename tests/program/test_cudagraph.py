@@ -243,6 +243,14 @@ def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
         cudagraph._refuse_shared([base, base[0]])
 
 
+def test_tensors_elsewhere_are_refused_before_a_capture():
+    cudagraph._refuse_elsewhere("input", [torch.zeros(2), None], CPU)
+    with pytest.raises(NotLowerableError, match="input 1 is on meta, and a CUDA graph serves tensors on cpu"):
+        cudagraph._refuse_elsewhere("input", [torch.zeros(2), torch.zeros(2, device="meta")], CPU)
+    with pytest.raises(NotLowerableError, match="output 0 is on cpu"):
+        cudagraph._refuse_elsewhere("output", [torch.zeros(2)], torch.device("cuda", 0))
+
+
 def test_without_the_extension_or_a_handle_python_replays_and_says_why(monkeypatch):
     runner = GraphedRunner(function, frozenset([0]), CPU)
     monkeypatch.setattr(cudagraph, "replay_addresses", lambda device: "no CUDA driver: none here")
@@ -289,6 +297,14 @@ def test_held_outputs_stay_valid_on_the_device(on_gpu):
                 assert (ours is None) if wanted is None else torch.equal(ours, wanted)
             assert results[2] is x
     assert on_gpu.run.interpreted == "" or native.extension() is None
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_number_on_the_cpu_is_not_kept_in_a_graph():
+    scaled = GraphedRunner(lambda inputs: [inputs[0] * inputs[1]], frozenset([1]), torch.device("cuda", 0))
+    with torch.inference_mode(), pytest.raises(NotLowerableError, match="input 1 is on cpu"):
+        scaled([torch.ones(4, device="cuda"), torch.tensor(2.0)])
 
 
 @pytest.mark.gpu

@@ -126,3 +126,5 @@ def test_a_cuda_graph_is_refused_where_it_cannot_serve():
     noise = Program((SPEC,), (Aten("aten.rand_like.default", (Value(0),), (), (1,)),), (1,))
     with pytest.raises(NotLowerableError, match="repeat"):
         build(noise, "eager+graph", torch.device("cuda"))
+    with pytest.raises(NotLowerableError, match="would keep the value"):
+        build(TANH, "eager+graph", torch.device("cuda"))

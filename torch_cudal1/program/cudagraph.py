@@ -93,6 +93,7 @@ class GraphedRunner:
         return results
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
+        _refuse_elsewhere("input", inputs, self._device)
         held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
         with torch.cuda.device(self._device):
             side = torch.cuda.Stream()
@@ -104,9 +105,18 @@ class GraphedRunner:
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph):
                 results = self._runner(held)
+        _refuse_elsewhere("output", results, self._device)
         _refuse_shared(results)
         outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
         return _Captured(graph, [held[index] for index in self._moving], outputs)
+
+
+def _refuse_elsewhere(what: str, tensors: Sequence[torch.Tensor | None], device: torch.device) -> None:
+    """A number on the CPU becomes an argument of a kernel: a graph would keep the one of its capture. Nor is another GPU served."""
+    for position, tensor in enumerate(tensors):
+        if tensor is None or (tensor.device.type == device.type and device.index in (None, tensor.device.index)):
+            continue
+        raise NotLowerableError(f"{what} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}")
 
 
 def _refuse_shared(results: Sequence[torch.Tensor | None]) -> None:

@@ -50,6 +50,8 @@ def build(
         raise NotLowerableError(f"schedule {schedule!r} needs a CUDA device, this is {device.type}")
     if graph and is_random_program(program):
         refuse_host_numbers(program)
+    if graph and any(spec.device != device.type for spec in program.inputs):
+        raise NotLowerableError("an input is on the CPU, and a CUDA graph would keep the value that it had at capture")
     if base == "eager":
         runner = prepare(program, device)
     else:
