@@ -108,7 +108,7 @@ def errors(got: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def lost_below(inputs: tuple[Tensor, ...], exact: Tensor) -> float:
-    """What pieces that end at 2^-134 may lose of operands, in units of the result: nothing to speak of but for subnormal numbers."""
+    """What pieces that end at 2^-134 may lose of operands, in units of the result: nothing but for subnormal numbers."""
     sizes = [t.double().pow(2).mean().sqrt().item() for t in inputs[-2:]]
     return 2.0**-133 * max(sizes) * inputs[-1].shape[-2] ** 0.5 / exact.pow(2).mean().sqrt().item()
 
