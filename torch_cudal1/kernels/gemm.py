@@ -11,8 +11,8 @@
 The kernels move every operand tile once per tile of C; B is read from the L2 by a band of `group` rows of tiles. With `split` > 1
 programs share a tile's k: partial sums go through a scratch tensor and are added in order, so results repeat bit for bit. NaN and
 infinity go through all of them as through fp32 products: the pieces of an infinity are not finite, so the split methods take small
-products that are NaN for 0, and the main product decides. Their pieces end at 2^-134: of inputs below 2^-110 fewer bits than fp32's 24
-remain, where the packed methods keep them all. Nothing here decides which is fastest: the judge measures.
+products that are NaN for 0, and the main product decides. Their pieces end at 2^-134: of inputs below 2^-110 fewer bits than fp32's
+24 remain, where the packed methods keep them all. Nothing here decides which is fastest: the judge measures.
 """
 
 from __future__ import annotations
