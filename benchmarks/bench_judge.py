@@ -136,19 +136,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where a candidate could not be judged, or the first of them took longer than the goal at fast."""
     args = _parser().parse_args(argv)
     device, facts = torch.device(args.device), environment()
+    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats}
     rows: list[Row] = []
+    summary: Row = {}
     for made in (of_programs(LAYERS, device, args.profile, args.repeats), of_sources(SOURCES, device, args.profile, args.repeats)):
         for row in made:
             rows.append(row)
             print(_told(row), file=sys.stderr, flush=True)
+            summary = _summary(rows, GOAL_S[device.type] if args.profile == "fast" else None)
+            if args.out:  # at once: a run that is cut short has measured something
+                save(args.out, document("judge", options, rows, environment=facts, summary=summary))
+    missed = summary["goal_s"] is not None and summary["worst_first_s"] is not None and summary["worst_first_s"] > summary["goal_s"]
+    return 1 if summary["failed"] or missed else 0
+
+
+def _summary(rows: Sequence[Row], goal_s: float | None) -> Row:
     worst = max((row["first_s"] for row in rows if row["status"] == "ok"), default=None)
-    failed = sum(row["status"] != "ok" for row in rows)
-    summary = {"worst_first_s": worst, "failed": failed, "goal_s": GOAL_S[device.type] if args.profile == "fast" else None}
-    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats}
-    if args.out:
-        save(args.out, document("judge", options, rows, environment=facts, summary=summary))
-    missed = summary["goal_s"] is not None and worst is not None and worst > summary["goal_s"]
-    return 1 if failed or missed else 0
+    return {"worst_first_s": worst, "failed": sum(row["status"] != "ok" for row in rows), "goal_s": goal_s}
 
 
 def _told(row: Row) -> str:
