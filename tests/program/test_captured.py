@@ -6,6 +6,8 @@ Without a GPU the driver is `test_driver`'s recording library, which runs a grap
 from __future__ import annotations
 
 import ctypes
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from tests.program.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.program.test_cudagraph import graphed, needs_extension  # noqa: F401
 from tests.program.test_driver import add, cuda, number, recorder_path  # noqa: F401
+from torch_cudal1.program.cubin import inspect_cubin
 from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.movers import WIDTHS, ptx
 
@@ -88,10 +91,17 @@ def test_captured_copies_within_the_device_become_kernels(graphed, cuda, kind, s
     assert (cuda.library.nodes_of_other_kinds() > 0) == stays
 
 
-def test_there_is_a_kernel_for_every_width():
-    for width in WIDTHS:
-        assert f".entry cudal1_copy{width}(" in ptx()
-        assert f".entry cudal1_fill{width}(" in ptx()
+@pytest.mark.parametrize("sm", [80, 90, 100, 120])
+def test_the_kernels_assemble_and_there_is_one_for_every_width(sm, tmp_path):
+    assembler = Path(pytest.importorskip("triton").__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    if not assembler.exists():
+        pytest.skip("this Triton brings no ptxas")
+    (tmp_path / "movers.ptx").write_text(ptx())
+    command = [assembler, f"-arch=sm_{sm}", "--warning-as-error", "-o", tmp_path / "movers.cubin", tmp_path / "movers.ptx"]
+    subprocess.run(command, check=True)
+    found = inspect_cubin((tmp_path / "movers.cubin").read_bytes())
+    assert {kernel.symbol for kernel in found.kernels} == {f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS}
+    assert {kernel.param_sizes for kernel in found.kernels} == {(8, 8, 8)}
 
 
 # On a GPU ----------------------------------------------------------------------------------------------------------------------
