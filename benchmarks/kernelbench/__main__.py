@@ -187,7 +187,9 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--reserve-s", type=float, default=40.0, help="start no task with less of the budget left")
     run.add_argument("--tune-s", type=float, help="the search's budget for a task, if not the profile's")
     run.add_argument("--limit-s", type=float, help="when a task's process is ended, if not the profile's")
-    run.add_argument("--workers", type=int, default=max(1, cores * 5 // 8), help="tasks at work at once")
+    run.add_argument(
+        "--workers", type=int, default=max(1, cores // 4), help="tasks at work at once; each starts up to four processes"
+    )
     run.add_argument("--threads", type=int, default=1, help="of each task's process")
     run.add_argument("--freeze", action=argparse.BooleanOptionalAction, default=True, help="stop the others while one measures")
     run.add_argument("--retry-failed", action="store_true", help="do tasks again whose row has a failed column")
