@@ -55,6 +55,8 @@ def render(results: Path) -> str:
         lines += ["", *_ranks(name, load(results / name))]
     for path in sorted(results.glob("h200-gemm*.json")):
         lines += ["", *_products(path.name, load(path))]
+    for path in sorted(results.glob("h200-conv*.json")):
+        lines += ["", *_convolutions(path.name, load(path))]
     for path in _kernelbench(results):
         lines += [
             "",
@@ -185,6 +187,17 @@ def _products(name: str, found: Mapping[str, Any]) -> list[str]:
     for row in finals:
         ratios = " | ".join(_interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32"))
         lines.append(f"| {row['name']} | {row['us']:.1f} | {ratios} |")
+    return lines
+
+
+def _convolutions(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| convolution | kernel | device, µs | of eager | rms error |", "|---|---|---|---|---|"]
+    for row in found["rows"]:
+        if "failed" in row:
+            lines.append(f"| {row['case']} | {row['name']} | {row['failed'][:120].replace('|', '/')} | | |")
+            continue
+        note = f"floor {row['floor_us']:.0f} µs" if "floor_us" in row else f"{row['speedup']:.2f}x"
+        lines.append(f"| {row['case']} | {row['name']} | {row['device_us']:.1f} | {note} | {row['rms']:.1e} |")
     return lines
 
 
