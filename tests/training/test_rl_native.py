@@ -13,7 +13,7 @@ import torch
 
 from torch_cudal1.errors import SettingError
 from torch_cudal1.training.model import Rollout, TinySpec, Writer, create_tiny, token_logprobs
-from torch_cudal1.training.rl_native import Batch, Generation, GrpoConfig, advantages, grpo_loss, train
+from torch_cudal1.training.rl_native import Batch, Generation, GrpoConfig, advantages, grpo_loss, token_advantages, train
 from torch_cudal1.training.smoothing import Smoothing
 
 WORDS = tuple("abcdefgh")
@@ -63,6 +63,33 @@ def test_advantages_are_standardised_inside_each_group():
     assert found[3] == pytest.approx(expected)
     assert found[:3].tolist() == pytest.approx([-expected / 3] * 3)
     assert found[4:].tolist() == [0.0] * 4, "a group of equals teaches nothing"
+
+
+def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_with_its_reward(folder):
+    model = writer(folder)
+    rollout = model.rollout(PROMPTS[:1], count=4, temperature=1.0, seed=3)
+    rewards, right = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([0.0, 1.0, 1.0, 1.0])
+    program = torch.zeros_like(rollout.ids)
+    program[:, 1:] = rollout.mask[:, 1:]
+    config = replace(CONFIG, groups=1, group=4, credit="split")
+    found = token_advantages(Generation(rollout, rewards, {}, right, program), config)
+    assert found.shape == rollout.ids.shape
+    assert found[:, 0].tolist() == pytest.approx(advantages(right, config).tolist())
+    assert found[1:, 0].unique().numel() == 1, "right programs have equal plans, however fast they are"
+    whole = advantages(rewards, config)
+    for row, mask, advantage in zip(found, program, whole, strict=True):
+        assert row[mask > 0].tolist() == pytest.approx([float(advantage)] * int(mask.sum()))
+    with pytest.raises(ValueError, match="split credit"):
+        token_advantages(Generation(rollout, rewards, {}), config)
+    assert torch.equal(token_advantages(Generation(rollout, rewards, {}), replace(config, credit="whole")), whole.unsqueeze(1))
+
+
+def test_tokens_behind_a_marker_are_found_in_every_completion(folder):
+    model = writer(folder)
+    words = [model.tokenizer.convert_tokens_to_ids(word) for word in ("a", "b", "c")]
+    a, b, c = words
+    rollout = model.rebuilt(PROMPTS[:1], [[a, b, c, a], [c, c], [b, a]])
+    assert model.after(rollout, "b").tolist() == [[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 0]]
 
 
 def test_a_lone_winner_is_bounded_only_by_the_clip_after_standardisation():

@@ -219,3 +219,16 @@ def test_reinforcement_raises_the_speed_up(start, tmp_path):
     )
     assert sum(told[-5:]) / 5 > sum(told[:5]) / 5 + 0.3
     made.appraiser.database.close()
+
+
+def test_a_step_with_split_credit_tells_which_samples_are_right_and_trains(start, tmp_path):
+    model, made = writer(start), recorder(tmp_path, SyntheticEvaluator(), "rl")
+    config = replace(RL, credit="split")
+    step = ContrastiveStep(made, config)
+    found = step(model, 0)
+    assert found is not None
+    known = made.on_record("0", prompts=RL.groups, count=RL.group)
+    assert found.right.tolist() == [float(one.score is not None) for one in known]
+    assert found.program.shape == found.rollout.ids.shape
+    train(model, step, config, folder=tmp_path / "rl", seed=0)
+    made.appraiser.database.close()

@@ -27,6 +27,7 @@ class SyntheticCodec:
     """The words of the synthetic world."""
 
     name = "synthetic"
+    marker = "<code>"
     vocabulary = WORDS
 
     def programs(self, task: TrainingTask) -> list[Program]:

@@ -55,7 +55,11 @@ class ContrastiveStep:
         self._before = step + 1
         self._meet(found.measured)
         facts = {**facts_of(found.measured), "spent": float(self.spent)}
-        return Generation(found.rollout, torch.tensor([each for group in smoothed for each in group]), facts)
+        flat = torch.tensor([each for group in smoothed for each in group])
+        if config.credit == "whole":
+            return Generation(found.rollout, flat, facts)
+        right = torch.tensor([float(one.score is not None) for one in found.measured])
+        return Generation(found.rollout, flat, facts, right, writer.after(found.rollout, self.recorder.appraiser.codec.marker))
 
     @property
     def spent(self) -> int:

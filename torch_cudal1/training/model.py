@@ -182,6 +182,19 @@ class Writer:
         rows = [ids[: int(mask.sum())] for ids, mask in zip(rollout.ids, rollout.mask, strict=True)]
         return [str(text).strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
+    def after(self, rollout: Rollout, marker: str) -> Tensor:
+        """(N, T): 1 for tokens behind the last of `marker`, all of them where a completion has no such text."""
+        found = rollout.mask.clone()
+        for row, ids, mask in zip(found, rollout.ids, rollout.mask, strict=True):
+            low, high = 0, int(mask.sum())
+            if marker not in self.tokenizer.decode(ids[:high]):
+                continue
+            while low < high:  # the fewest tokens that hold it
+                middle = (low + high) // 2
+                low, high = (low, middle) if marker in self.tokenizer.decode(ids[:middle]) else (middle + 1, high)
+            row[:low] = 0
+        return found
+
     def rebuilt(self, prompts: Sequence[str], ids: Sequence[Sequence[int]]) -> Rollout:
         """The rollout whose completions had these tokens, end token included; as many for each prompt."""
         count = len(ids) // len(prompts)

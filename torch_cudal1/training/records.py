@@ -85,6 +85,11 @@ class Codec(Protocol):
         """For records; another wording is another name."""
         ...
 
+    @property
+    def marker(self) -> str:
+        """The text in an answer behind which its program begins."""
+        ...
+
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
         """What the model is shown. A pure function of its arguments."""
         ...

@@ -24,7 +24,7 @@ from torch_cudal1.training.model import Rollout, Writer, recovered, replaced, to
 from torch_cudal1.training.smoothing import Smoothing
 from torch_cudal1.training.smoothing import advantages as standardised
 
-__all__ = ["Batch", "Generation", "GrpoConfig", "advantages", "grpo_loss", "train"]
+__all__ = ["Batch", "Generation", "GrpoConfig", "advantages", "grpo_loss", "token_advantages", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class GrpoConfig:
     `group`: completions of one prompt (G). `groups`: prompts a step. `epochs`: passes over a step's samples, in `minibatches`.
     `beta`: weight of the divergence from the starting model. `smoothing`: what happens to rewards before they are standardised
     (`gather` does that) and to advantages after. `objective`: "mean", or "max@k" for the expected best of `best_of` samples.
+    `credit`: "whole", or "split": tokens before the program are credited with its being right, tokens of it with the reward.
     """
 
     steps: int = 100
@@ -51,6 +52,7 @@ class GrpoConfig:
     smoothing: Smoothing = field(default_factory=Smoothing)
     objective: Literal["mean", "max@k"] = "mean"
     best_of: int = 4
+    credit: Literal["whole", "split"] = "whole"
     save_every: int = 10
 
     def __post_init__(self) -> None:
@@ -70,11 +72,16 @@ class GrpoConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """One step's samples with their rewards, members of a group next to each other. `facts`: what the log should say of them."""
+    """One step's samples with their rewards, members of a group next to each other. `facts`: what the log should say of them.
+
+    For split credit: `right`, 1 for a sample that is right, and `program`, 1 for tokens of the program; see `token_advantages`.
+    """
 
     rollout: Rollout
     rewards: Tensor  # (N,)
     facts: Mapping[str, float]
+    right: Tensor | None = None  # (N,)
+    program: Tensor | None = None  # (N, T)
 
 
 Gather: TypeAlias = Callable[[Writer, int], Generation | None]  # None: what may be measured is spent, and training ends
@@ -103,6 +110,16 @@ def advantages(rewards: Tensor, config: GrpoConfig) -> Tensor:
     if config.objective == "max@k":
         return (_best_of_gains(grouped, config.best_of) / (grouped.std(1, keepdim=True) + 1e-4)).reshape(-1)
     return torch.tensor([each for group in grouped.tolist() for each in standardised(group, config.smoothing)])
+
+
+def token_advantages(generation: Generation, config: GrpoConfig) -> Tensor:
+    """(N, 1), or (N, T) with split credit: a plan is worth what a right program is, a program its reward (as in TritonRL)."""
+    whole = advantages(generation.rewards, config).unsqueeze(1)
+    if config.credit == "whole":
+        return whole
+    if generation.right is None or generation.program is None:
+        raise ValueError("split credit needs to know which samples are right, and which tokens are of the program")
+    return torch.where(generation.program.cpu() > 0, whole, advantages(generation.right, config).unsqueeze(1))
 
 
 def grpo_loss(logprobs: Tensor, batch: Batch, config: GrpoConfig) -> Tensor:
@@ -147,11 +164,11 @@ def train(writer: Writer, gather: Gather, config: GrpoConfig, *, folder: Path, s
 def _update(
     writer: Writer, reference: Any, optimiser: torch.optim.Optimizer, generation: Generation, config: GrpoConfig, *, seed: int
 ) -> dict[str, float]:
-    rollout, found = generation.rollout, advantages(generation.rewards, config).to(writer.device)
+    rollout, found = generation.rollout, token_advantages(generation, config).to(writer.device)
     with torch.no_grad():
         old = token_logprobs(writer.model, rollout, config.temperature)[0]
         base = token_logprobs(reference, rollout, config.temperature)[0] if reference is not None else None
-    batch = Batch(rollout, found.unsqueeze(1), old, base)
+    batch = Batch(rollout, found, old, base)
     losses: list[float] = []
     entropies: list[float] = []
     for index in _minibatches(len(rollout), config, seed):

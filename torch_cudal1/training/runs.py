@@ -137,6 +137,8 @@ class _Work:
         config, start = self.config, self._after("selfsup")
         step = ContrastiveStep(self._recorder("rl"), config.rl, selector(config.selector), config.reward)
         if config.trl is not None:
+            if config.rl.credit != "whole":
+                raise SettingError("credit", config.rl.credit, "'whole' with TRL, which knows one advantage a sample")
             train_by_trl(start, step, replace(config.trl, max_new_tokens=config.max_new_tokens), folder=self.folder / "trl")
             return {"curve": self._curve(), "model": str(self.folder / "trl" / "model")}
 

@@ -87,6 +87,7 @@ class TextCodec:
     device: str = "the GPU it runs on"
     most_chars: int = 60_000
     name: str = f"text-{VERSION}"
+    marker: str = "## Code"
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
         """Task, reference, earlier versions with their speed-ups, the form of the answer, the rules."""

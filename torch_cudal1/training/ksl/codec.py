@@ -24,6 +24,7 @@ class KslCodec:
     """
 
     name = "ksl"
+    marker = "<code>"
 
     def __init__(self, device: Device = "cuda") -> None:
         if device not in SPACES:
