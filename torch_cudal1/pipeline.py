@@ -119,7 +119,7 @@ def tune(
     baseline is a part of the whole step, which is measured end to end.
     """
     observe.count("regions_tuned")
-    say = progress or _quiet
+    say, begun = progress or _quiet, judge.working_s()
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     space = search(region, place, job, functools.partial(_remember, place))
     if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
@@ -129,8 +129,11 @@ def tune(
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
+    raced = judge.working_s()
     candidates = itertools.chain(known, space.candidates(ranking, deadline))
-    return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+    entry = _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+    observe.record("search", "seconds", region.key, baselines=raced - begun, candidates=judge.working_s() - raced)
+    return entry
 
 
 @judge.kept_warm()
