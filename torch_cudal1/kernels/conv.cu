@@ -298,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     for (int i = threadIdx.x; i < BOXES * PLANE; i += THREADS) boxes[i / PLANE * BOX + CR * PLANE + i % PLANE] = 0.0f;
   int upcoming = 0, chunk = 0, tap = 0;  // of what is fetched
   auto next_fetch = [&] {
-    Fetch f = {x + chunk * (i64)(CB * XS_C), packed + (i64)upcoming * SLOT, nullptr, nullptr};
+    Fetch f = {x + chunk * CB * (i64)XS_C, packed + (i64)upcoming * SLOT, nullptr, nullptr};
     if (upcoming < all) {
       f.slot = slots + upcoming % STAGES * SLOT;
       if (tap == 0) f.box = boxes + chunk % BOXES * BOX;

@@ -153,7 +153,7 @@ def schedules(conv: Convolution, products: int, most: int = 8) -> tuple[Schedule
             continue
     ranked: list[tuple[float, Schedule]] = []
     for one in sorted(bounds, key=lambda s: bounds[s]):
-        before = sum((s.wide, s.columns, s.x) == (one.wide, one.columns, one.x) for _, s in ranked)
+        before = sum((s.wide, s.columns, s.blocks) == (one.wide, one.columns, one.blocks) for _, s in ranked)
         ranked.append((bounds[one] * _SAME**before, one))
     return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0])[:most])
 
@@ -221,7 +221,7 @@ def bound_s(conv: Convolution, one: Schedule) -> float:
     step = max(tensor, read) + 0.25 * min(tensor, read)
     weights = made.steps * columns * 32 * one.products / 20  # clocks of the L2 for one SM
     boxes = one.channels * math.prod(made.box) * 4 / 16 * one.taps / max(classes)
-    per_slot = max(made.steps * step, weights + boxes) + 180 / one.blocks
+    per_slot = max(made.steps * step, weights + boxes) + (180 + 120 * (one.stages == 2)) / one.blocks
     tiles = math.prod(-(-a.places // t) for a, t in zip(conv.axes, (one.z, one.y, one.x), strict=True))
     blocks = conv.images * conv.groups * -(-conv.outputs // one.columns) * tiles * len(classes)
     inner, outer = slots * per_slot, 1500 + 64 * wide * columns * 4 / 16
