@@ -162,12 +162,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    files = {file.id: file for file in case_files() if args.only in file.id and _applies(file, args.device)}
+    files = {file.id: file for file in case_files() if _applies(file, args.device)}
     tasks = [_Task(name, side, _digest(file)) for name, file in files.items() for side in SIDES]
     known = {(row["case"], row["side"], row["sha256"]): row for row in (load(args.out)["rows"] if args.out.exists() else [])}
     where = environment()
     found = {task.key: known[task.key] for task in tasks if task.key in known}
-    left = [task for task in tasks if task.key not in found]
+    left = [task for task in tasks if args.only in task.case and task.key not in found]
     for number, (task, row) in enumerate(_judged_all(left, args), 1):
         found[task.key] = row
         print(f"{number}/{len(left)} {task.case}, {task.side}: {_told(row)}", flush=True)

@@ -88,6 +88,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert catch_rate.main([*command, "--only", "numerics/"]) == 0
     assert len(asked) == before
     assert len(load(tmp_path / "out.json")["rows"]) == before
+    assert catch_rate.main([*command, "--only", "caching/"]) == 0  # adds to what is there
+    assert len(load(tmp_path / "out.json")["rows"]) == len(asked) > before
 
 
 def test_the_page_holds_what_was_measured() -> None:
