@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,30 @@ with torch.no_grad():
 report = cudal1.report()
 told = [event.facts["reason"] for event in report.events if event.what in ("inductor_files_refused", "fallback")]
 print(json.dumps({"shift": round(shift, 3), "told": told, "fallbacks": report.counters.get("fallbacks", 0)}))
+"""
+
+BUILD = """
+import dataclasses, os, sys
+from pathlib import Path
+import torch
+from torch_cudal1 import compiled_ahead
+from torch_cudal1.place import place_for
+from torch_cudal1.settings import Settings
+from triton.runtime.build import compile_module_from_src
+
+SOURCE = '''
+#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0, 0, 0, 0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "stub", "", -1, methods, 0, 0, 0, 0};
+PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&module); }
+'''
+place = place_for(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=True))
+place = dataclasses.replace(place, device=torch.device("cuda", 0))
+with compiled_ahead.ready(["region"], place):
+    print(compile_module_from_src(SOURCE, "stub").answer())
+if sys.argv[2:]:
+    print(compiled_ahead.store(["region"], Path(sys.argv[2]), place))
 """
 
 
@@ -137,6 +162,33 @@ def test_what_triton_built_lies_where_triton_looks(own: bool, tmp_path: Path, mo
     assert (triton / "ABC/cuda_utils.so").read_bytes() == b"library"
     assert (tmp_path / "inductor/fxgraph/graph").read_bytes() == b"graph"
     assert os.environ["TRITON_CACHE_DIR"] == str(triton)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["made with the program `file`", "made without it"])
+def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cc", "gcc", "as", "ld", *(["file"] if asked else [])):
+        if (found := shutil.which(name)) is not None:
+            (tools / name).symlink_to(found)
+    if asked and not (tools / "file").exists():
+        pytest.skip("no program `file` here")
+    (tmp_path / "none").mkdir()
+
+    def built(programs: Path, inductor: Path, *more: str, **variables: str) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCH_CUDAL1_", "CC"))}
+        environment |= {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(inductor), **variables}
+        command = [sys.executable, "-c", BUILD, str(tmp_path / "cache"), *more]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent.parent
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()
+
+    made = tmp_path / "made"
+    assert built(tools, made, str(made), TRITON_CACHE_DIR=str(made / compiled_ahead.TRITON)) == ["42", ""]
+    assert built(tmp_path / "none", tmp_path / "inductor") == ["42"]
 
 
 @pytest.mark.gpu
