@@ -26,7 +26,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a region: `stage` ("capture", "resolve", "judge", "swap", "run", "shadow", "ranks"), `what`, its facts."""
+    """What happened to a region: `stage` ("capture", "resolve", "search", "judge", "swap", "run", "shadow", "ranks"), `what`, facts."""
 
     stage: str
     what: str
