@@ -182,6 +182,34 @@ def _exclusive(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), sums), 1)
 
 
+def pooling_cases() -> dict[str, Case]:
+    """The pooled values only: their places are not computed."""
+    flat, deep = (
+        _marked(_draw(2, 3, 13, 17), ((0, 0, 0, 0), NAN), ((1, 2, 5, 5), INF), ((1, 1, 3, 3), -INF)),
+        _draw(2, 2, 9, 10, 11),
+    )
+    cases: dict[str, Case] = {}
+    for name, settings in {"plain": (3,), "padded": (4, 1, 1), "dilated": (3, 2, 1, 2), "skewed": ((2, 5), (3, 2), (1, 2))}.items():
+        cases[f"max_pool2d {name}"] = (lambda x, s=settings: aten.max_pool2d_with_indices(x, *_lists(s))[0], (flat,))
+    for name, settings in {"plain": (2,), "padded": (3, 2, 1), "skewed": ((2, 5), (3, 2), (1, 2))}.items():
+        cases[f"avg_pool2d {name}"] = (lambda x, s=settings: aten.avg_pool2d(x, *_lists(s)), (flat,))
+    cases["max_pool3d"] = (lambda x: aten.max_pool3d_with_indices(x, [3, 3, 3], [2, 2, 2], [1, 1, 1], [3, 3, 3])[0], (deep,))
+    cases["avg_pool3d"] = (lambda x: aten.avg_pool3d(x, [3, 3, 3], [2, 2, 2], [1, 1, 1]), (deep,))
+    cases["avg_pool with a divisor, then relu"] = (
+        lambda x: F.relu(aten.avg_pool2d(x, [2, 2], [1, 1], [1, 1], False, False, 3)) * 2,
+        (flat,),
+    )
+    cases["max_pool2d half, channels last"] = (
+        lambda x: aten.max_pool2d_with_indices(x, [3, 3], [1, 1], [1, 1])[0],
+        (flat.half().to(memory_format=torch.channels_last),),
+    )
+    return cases
+
+
+def _lists(settings: tuple[Any, ...]) -> list[list[int]]:
+    return [list(given) if isinstance(given, tuple) else [given, given] for given in settings]
+
+
 def loss_cases() -> dict[str, Case]:
     pair, long = (_draw(20, 30), _draw(20, 30)), (_draw(8, 4096), _draw(8, 4096))
     cases: dict[str, Case] = {}
@@ -265,5 +293,5 @@ def elementwise_cases() -> dict[str, Case]:
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
-    families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases()
+    families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
     return families | elementwise_cases()

@@ -32,6 +32,10 @@ FAMILIES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
 REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "an unknown op": (lambda x: torch.roll(x, 1, 0) + 1, (X,), "aten.roll"),
     "a scan of what another scan yields, across": (lambda x: x.cumsum(0).cumsum(1), (X,), "another dimension"),
+    "a pool with its places": (lambda x: aten.max_pool2d_with_indices(x[None], [2, 2]), (X,), "empty"),
+    "a pool of what is computed": (lambda x: aten.avg_pool2d(x[None] * 2, [2, 2]), (X,), "once for every tap"),
+    "a pool beyond its input": (lambda x: aten.avg_pool2d(x[None], [5, 5], [5, 5], [0, 0], True), (X,), "leaves the padded"),
+    "a pool with a large window": (lambda x: aten.avg_pool2d(x[None], [8, 12]), (X,), "a window of"),
     "a flip without a scan": (lambda x: x.flip(0) * 2, (X,), "Flip has no kernel"),
     "a concatenation": (lambda x: torch.cat((x, x)), (X,), "other than zeros"),
     "running sums of some elements only": (lambda x: torch.cat((X[:, :1] * 0, x[:, 1:].cumsum(1)), 1), (X,), "concatenation"),
@@ -108,7 +112,8 @@ def test_a_positional_argument_given_by_name_is_refused_and_not_overlooked() -> 
         ((10000, 16), {"rows": 64, "columns": 16, "loop": False}),  # short rows share a program
         ((4096, 1024), {"rows": 1, "columns": 1024, "loop": False}),
         ((512, 30000), {"rows": 1, "columns": 32768, "loop": False}),
-        ((512, 70000), {"rows": 1, "columns": 4096, "loop": True}),  # does not fit a tile
+        ((512, 70000), {"rows": 1, "columns": 8192, "loop": True}),  # does not fit a tile; the L2 may hold what is read again
+        ((512, 200000), {"rows": 1, "columns": 4096, "loop": True}),
         ((2, 1 << 20), {"split": 264, "loop": True}),  # two rows leave the device idle
     ],
 )

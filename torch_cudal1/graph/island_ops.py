@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Step, step_outs
 
-__all__ = ["ROW_OPS", "around_scans", "may_follow"]
+__all__ = ["POOLS", "ROW_OPS", "YIELD_ROWS", "around_scans", "may_follow"]
 
 # yield one value a row: a sum of those over everything may be part of the same island
-_YIELD_ROWS = frozenset(
+YIELD_ROWS = frozenset(
     f"aten.{name}"
     for name in (
         *("sum.dim_IntList", "mean.dim", "amax.default", "amin.default", "prod.dim_int", "var.correction", "std.correction"),
@@ -23,6 +23,11 @@ _YIELD_ROWS = frozenset(
 _SUMS = frozenset({"aten.sum.default", "aten.mean.default"})
 _LIKELIHOOD = "aten.nll_loss_forward.default"
 _SCANS = frozenset({"aten.cumsum.default", "aten.cumprod.default"})
+# read their input from memory, each element several times
+POOLS = frozenset(
+    f"aten.{name}.default"
+    for name in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d")
+)
 ROW_OPS = (
     frozenset(
         f"aten.{name}"
@@ -33,9 +38,10 @@ ROW_OPS = (
             *("mse_loss.default", "smooth_l1_loss.default", "huber_loss.default", "binary_cross_entropy.default", "norm.Scalar"),
         )
     )
-    | _YIELD_ROWS
+    | YIELD_ROWS
     | _SUMS
     | _SCANS
+    | POOLS
     | {_LIKELIHOOD}
 )
 # before a scan, and after it: a flip there and back, zeros in front
@@ -58,9 +64,7 @@ def may_follow(step: Step, row_op: str) -> bool:
     """Whether the row operation `step` may be in an island that has `row_op` already."""
     if not isinstance(step, Aten):
         return False
-    return (step.target in _SUMS and row_op in _YIELD_ROWS) or (
-        step.target == _LIKELIHOOD and row_op == "aten._log_softmax.default"
-    )
+    return (step.target in _SUMS and row_op in YIELD_ROWS) or (step.target == _LIKELIHOOD and row_op == "aten._log_softmax.default")
 
 
 def around_scans(steps: Sequence[Step]) -> frozenset[int]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.graph.attention import chains
-from torch_cudal1.graph.island_ops import ROW_OPS, around_scans, may_follow
+from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
@@ -125,15 +125,16 @@ def _grow(steps: Sequence[Step], products: bool, whole: Sequence[tuple[int, ...]
     for position, step in enumerate(steps):
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
-        starts = products and is_product(step)  # its operands are read from memory: it joins nobody
+        product = products and is_product(step)
+        starts = product or _is_pool(step)  # their operands are read from memory: they join nobody
         if position in given and given[position] in started:
             chosen: int | None = started[given[position]]
         else:
-            starts = starts or position in given
+            starts, product = starts or position in given, product or position in given
             chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
-            groups.append(_Group(has_product=starts))
+            groups.append(_Group(has_product=product))
             if position in given:
                 started[given[position]] = chosen
         if chosen is not None:
@@ -162,7 +163,8 @@ def _absorb(
         outside = frozenset().union(*(upstream.get(i, frozenset()) for i in used if group_of.get(i) not in (chosen, other)))
         apart = other not in _closure(frozenset(mine.above) | outside, groups)
         apart = apart and chosen not in _closure(frozenset(its.above) | outside, groups)
-        if apart and not (its.row_op or its.has_product or mine.has_product) and len(mine.steps) + len(its.steps) <= _MAX_MERGED:
+        alike = not its.row_op or (its.row_op == mine.row_op and its.row_op in YIELD_ROWS)  # the distances of a triplet
+        if apart and alike and not (its.has_product or mine.has_product) and len(mine.steps) + len(its.steps) <= _MAX_MERGED:
             mine.steps += its.steps
             mine.above |= its.above
             its.steps, its.above = [], {chosen}  # what depends on the old one depends on the new one
@@ -246,6 +248,10 @@ def _renumber_arg(arg: Any, numbers: Mapping[int, int]) -> Any:
 
 def _is_row_op(step: Step) -> bool:
     return isinstance(step, Aten) and step.target in ROW_OPS
+
+
+def _is_pool(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in POOLS
 
 
 def is_product(step: Step) -> bool:

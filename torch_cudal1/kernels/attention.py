@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, flatten, row_major
+from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, row_major
 from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
@@ -141,7 +141,7 @@ def _parts(traced: Trace, free: int) -> _Parts:
 
 def _dot_below(node: Node) -> Dot:
     """The product that an expression is made of, through element-wise steps and views."""
-    waiting, found = [node], dict[Node, None]()
+    waiting, found = [node], dict[Dot, None]()
     while waiting:
         one = waiting.pop()
         if isinstance(one, Dot):
@@ -157,7 +157,7 @@ def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
     """The weights under other shapes; the same elements in the same order."""
     atoms = [Atom(0, batch), Atom(1, shape[-2]), Atom(2, shape[-1])]
     for _ in range(4):
-        index = _natural_index(atoms)
+        index: Index = _natural_index(atoms)
         below = node
         try:
             while isinstance(below, View) or (type(below) is Map and below.template == "({0})"):
@@ -214,7 +214,7 @@ def _cut_axis(axis: list[tuple[Atom, int]], cut: Cut, free: int) -> list[tuple[A
     return parts
 
 
-def _natural_index(atoms: list[Atom]) -> tuple[Form, Form, Form]:
+def _natural_index(atoms: list[Atom]) -> Index:
     """Batch, row and column as forms; the batch may be several atoms."""
     *outer, row, column = atoms
     batch = flatten(tuple(Form(0, ((a, 1),)) for a in outer), row_major(tuple(a.extent for a in outer)))
@@ -237,7 +237,8 @@ def _address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, 
     """
     atoms = [Atom(0, node.shape[0]), Atom(1, node.shape[1]), Atom(2, node.shape[2])]
     for _ in range(4):
-        index, below = _natural_index(atoms), node
+        index: Index = _natural_index(atoms)
+        below = node
         try:
             while isinstance(below, View):
                 index, below = below.remap(index), below.source
@@ -273,7 +274,7 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     value, value_at = _address(parts.second.right, ("n", "e"), digits)
     in_depth = [f"(d < {depth})[{{}}]"] * (padded != depth)
     in_size = [f"(e < {size})[None, :]"] * (out_width != size)
-    words = {
+    words: dict[str, int | str] = {
         "HIGH": math.ceil(height / rows),
         "DIGITS": "\n".join(digits),
         "DEPTH": padded,

@@ -55,7 +55,7 @@ def _fused(names: tuple[str, ...]) -> Handler:
         (weights,) = softmax.HANDLERS["_softmax.default"]((scores, -1, False), {}, (spec,))
         assert isinstance(weights, Softmax)
         weights = Softmax(weights.shape, weights.dtype, weights.template, weights.args, scores, causal)
-        batch, columns, size = math.prod(value.shape[:2]), *value.shape[2:]
+        batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
         made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
         return reshape(made, outs[0].shape), *(None for _ in outs[1:])
 
@@ -64,7 +64,7 @@ def _fused(names: tuple[str, ...]) -> Handler:
 
 def _scores(query: Node, key: Node, scale: float | None, bias: Node | None) -> Node:
     """(batch and heads, rows, columns) in fp32."""
-    batch, rows, depth = math.prod(query.shape[:2]), *query.shape[2:]
+    batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
     columns = key.shape[2]
     turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
     scores: Node = Dot((batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned)

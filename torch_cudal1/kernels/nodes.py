@@ -25,6 +25,7 @@ __all__ = [
     "Leaf",
     "Map",
     "Node",
+    "Padded",
     "Position",
     "Reduce",
     "Scan",
@@ -114,6 +115,15 @@ class View(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Padded(Node):
+    """As `View` of a tensor in memory, where `remap` may leave it: there an element is the Triton literal `fill`."""
+
+    source: Node
+    remap: Callable[[Index], Index]
+    fill: str
+
+
+@dataclass(frozen=True, eq=False)
 class Reduce(Node):
     """`kind` over `dims` of `source`, which stay as size 1. Accumulates in the compute type.
 
@@ -178,7 +188,7 @@ def sources(node: Node) -> tuple[Node, ...]:
         return node.args
     if isinstance(node, Either):
         return (node.kept,)
-    return (node.source,) if isinstance(node, (View, Reduce, Scan, Flip)) else ()
+    return (node.source,) if isinstance(node, (View, Padded, Reduce, Scan, Flip)) else ()
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:
@@ -261,7 +271,7 @@ def replaced(node: Node, done: Mapping[Node, Node]) -> Node:
             memo[n] = n
             if isinstance(n, Map):
                 memo[n] = replace(n, args=tuple(visit(a) for a in n.args))
-            elif isinstance(n, (View, Reduce, Scan, Flip)):
+            elif isinstance(n, (View, Padded, Reduce, Scan, Flip)):
                 memo[n] = replace(n, source=visit(sources(n)[0]))
         return memo[n]
 
@@ -282,7 +292,7 @@ def resolved(nodes: tuple[Node, ...], *, streamed: bool) -> tuple[Node, ...]:
                 made = n if args == n.args else replace(n, args=args)
                 if isinstance(made, Softmax):
                     made = replace(made, scores=visit(made.scores))
-            elif isinstance(n, (View, Reduce, Scan, Flip)):
+            elif isinstance(n, (View, Padded, Reduce, Scan, Flip)):
                 source = visit(n.source)
                 made = n if source is n.source else replace(n, source=source)
             memo[n] = made

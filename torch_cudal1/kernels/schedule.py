@@ -8,11 +8,12 @@ nest raises NotLowerableError. Printing Triton is `source`'s work.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
-from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Position, Reduce, Scan, View, sources
+from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Padded, Position, Reduce, Scan, View, sources
 from torch_cudal1.kernels.trace import Output
 
 __all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_tail"]
@@ -40,6 +41,7 @@ class Statement:
     needs: tuple[Statement, ...] = ()
     access: Form = field(default_factory=Form)
     value: int = -1
+    limits: tuple[tuple[Form, int], ...] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
 
     @property
     def ready(self) -> int:
@@ -202,6 +204,8 @@ class _Builder:
     def _make(self, node: Node, index: Index) -> Statement:
         if isinstance(node, (Leaf, Position)):
             return self._access(node, flatten(index, node.strides))
+        if isinstance(node, Padded):
+            return self._padded(node, node.remap(index))
         if isinstance(node, Dot):
             return self._product(node, flatten(index, row_major(node.shape)))
         if isinstance(node, Reduce):
@@ -223,6 +227,14 @@ class _Builder:
     def _access(self, node: Leaf | Position, form: Form) -> Statement:
         kind, value = ("load", node.value) if isinstance(node, Leaf) else ("position", -1)
         return Statement(self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value)
+
+    def _padded(self, node: Padded, index: Index) -> Statement:
+        source = node.source
+        if not isinstance(source, Leaf):
+            raise NotLowerableError("a window over what is computed in the island: it would be computed once for every tap")
+        limits = tuple((form, size) for form, size in zip(index, source.shape, strict=True) if form.offset or form.largest >= size)
+        made = self._access(source, flatten(index, source.strides))
+        return replace(made, node=replace(source), text=node.fill, limits=limits)
 
     def _product(self, node: Dot, form: Form) -> Statement:
         if form != self.full:
@@ -251,6 +263,7 @@ class _Builder:
 def _simplified(nest: Nest) -> Nest:
     """Loop variables in memory order, and neighbours that are always walked together merged into one."""
     accesses = [s.access for s in nest.statements if s.kind in ("load", "store", "position")]
+    accesses += [form for s in nest.statements for form, _ in s.limits]
     main = max(accesses, key=lambda form: (len(form.terms), form.largest))
     groups: list[list[list[Atom]]] = []
     for column in (False, True):
@@ -271,6 +284,11 @@ def _renumbered(nest: Nest, groups: list[list[Atom]]) -> Nest:
     fresh = {g[-1]: Atom(i, math.prod(a.extent for a in g), g[0].column) for i, g in enumerate(groups)}
     done: dict[Statement, Statement] = {}
     for old in nest.statements:
-        terms = tuple((fresh[atom], old.access.coefficient(atom)) for atom in fresh if old.access.coefficient(atom))
-        done[old] = replace(old, access=Form(old.access.offset, terms), needs=tuple(done[n] for n in old.needs))
+        limits = tuple((_over(form, fresh), size) for form, size in old.limits)
+        done[old] = replace(old, access=_over(old.access, fresh), limits=limits, needs=tuple(done[n] for n in old.needs))
     return Nest(tuple(done.values()), tuple(fresh.values()))
+
+
+def _over(form: Form, fresh: Mapping[Atom, Atom]) -> Form:
+    """The form over other atoms, each as its last old one moved."""
+    return Form(form.offset, tuple((new, form.coefficient(old)) for old, new in fresh.items() if form.coefficient(old)))

@@ -236,11 +236,22 @@ class Printer:
 
     def _load(self, s: Statement) -> str:
         offset = self.offset(s.access)
-        before = ["(column > 0)"] * (s.access.offset < 0)  # of an exclusive scan: its first element has none before it
-        mask = self._mask(s.rows, s.columns, *before)
-        text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=0' if mask else ''})"
+        before = ["(column > 0)"] * (
+            s.access.offset < 0 and not s.limits
+        )  # of an exclusive scan: its first element has none before it
+        mask = self._mask(s.rows, s.columns, *before, *self._inside_of(s))
+        fill = s.text if s.limits else "0"
+        text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
         narrow = s.node.compute == "tl.float32" and s.node.dtype.itemsize < 4
         return text + (".to(tl.float32)" if narrow else "")
+
+    def _inside_of(self, s: Statement) -> list[str]:
+        """Tests that the load of a padded tensor is inside of it."""
+        tests = []
+        for form, size in s.limits:
+            place = self.offset(form) or "0"
+            tests += [f"({place} >= 0)"] * (form.offset < 0) + [f"({place} < {size})"] * (form.largest >= size)
+        return tests
 
     def _store(self, s: Statement) -> str:
         offset = self.offset(s.access)

@@ -31,9 +31,14 @@ _ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
     (16384, ((16384, 16), (16384, 8), (16384, 32))),
     (_ONE_TILE, ((32768, 32), (32768, 16))),
 )
-_LOOPED = ((4096, 8), (8192, 16), (2048, 4), (16384, 32))
+_LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
+# rows that all SMs together may hold in the L2 until they are read again: few and large programs
+_AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
+_AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
 _STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
+_MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
+_BUSY_BLOCKS = ((512, 4), (256, 4), (1024, 8), (1024, 4))
 _SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
 
 
@@ -50,7 +55,9 @@ def tiles(nest: Nest) -> tuple[Config, ...]:
 
 
 def _blocks(nest: Nest) -> list[Config]:
-    fills = [(block, warps) for block, warps in _BLOCKS if nest.row_count >= block * _SMS]
+    many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS
+    blocks = _BUSY_BLOCKS if many else _BLOCKS
+    fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * _SMS]
     small = [(256, 2), (128, 1), (512, 4), (1024, 4)]  # the grid can not fill the SMs: more, smaller programs
     return _distinct([{"rows": block, "warps": warps} for block, warps in fills + small])
 
@@ -58,14 +65,17 @@ def _blocks(nest: Nest) -> list[Config]:
 def _row_tiles(nest: Nest) -> list[Config]:
     width = _power(nest.column_count)
     found: list[Config] = []
+    scans = any(s.kind == "scan" for s in nest.statements)
     for limit, choices in _ROW_TABLE:
         if width <= limit:
             for size, warps in choices:
                 found.append(_config(max(1, min(size // width, _power(nest.row_count))), width, warps, False))
             break
     if nest.column_count > 4096:
-        loops = _LOOPED[: 2 if found else None]
-        found += [_config(1, min(width, size), warps, True) for size, warps in loops]
+        loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
+        looped = [_config(1, min(width, size), warps, True) for size, warps in loops]
+        # a scan of the whole row at once waits for all of its warps; half of them are faster than all
+        found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else found + looped
     return _splits(nest) + _distinct(found)
 
 

@@ -14,7 +14,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels import attention_ops, convolutions, losses, norms, pointwise, products, reductions, scans, softmax, views
+from torch_cudal1.kernels import (
+    attention_ops,
+    convolutions,
+    losses,
+    norms,
+    pointwise,
+    pooling,
+    products,
+    reductions,
+    scans,
+    softmax,
+    views,
+)
 from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
@@ -28,6 +40,7 @@ ANCHORS: Mapping[str, Mapping[str, Handler]] = {
     "gemm": products.HANDLERS,
     "softmax": softmax.HANDLERS,
     "norm": norms.HANDLERS,
+    "pooling": pooling.HANDLERS,
     "scan": scans.HANDLERS,
     "loss": losses.HANDLERS,
     "reduction": reductions.HANDLERS,
