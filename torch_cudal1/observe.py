@@ -26,7 +26,9 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a region: `stage` ("capture", "resolve", "search", "judge", "swap", "run", "shadow", "ranks"), `what`, facts."""
+    """What happened to a region: `stage` ("capture", "resolve", "search", "judge", "swap", "run", "shadow", "ranks"), `what`, and
+    its facts.
+    """
 
     stage: str
     what: str
