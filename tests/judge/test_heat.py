@@ -1,0 +1,39 @@
+"""A heat times what runs and is about right, beside eager, and says why the rest has no time."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.judge.programs import BATCH, OUT, WIDE, V, candidate, linear_relu, op, with_steps
+from torch_cudal1 import judge
+from torch_cudal1.program.model import Aten
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+
+REGION = linear_relu()
+PRODUCT = (op("aten.t.default", V(1), out=3), op("aten.addmm.default", V(2), V(0), V(3), out=4))
+SAME = with_steps(REGION, *PRODUCT, op("aten.clamp_min.default", V(4), 0, out=5), output=5)
+WRONG = with_steps(REGION, *PRODUCT, op("aten.abs.default", V(4), out=5), output=5)
+BROKEN = with_steps(REGION, op("aten.mm.default", V(0), V(1), out=3), op("aten.relu.default", V(3), out=4), output=4)
+SLOW: tuple[Aten, ...] = tuple(op("aten.cumsum.default", V(i), 0, out=i + 1) for i in range(4, 60))
+
+
+def test_the_right_ones_are_timed_and_the_others_told() -> None:
+    slow = with_steps(REGION, *PRODUCT, *SLOW, op("aten.mul.Tensor", V(60), 0, out=61), op("aten.add.Tensor", V(61), V(4), out=62),
+                      op("aten.relu.default", V(62), out=63), output=63)  # fmt: skip
+    job = judge.Job(Settings(), Contract(), torch.device("cpu"))
+    found = judge.heat(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
+    assert set(found.medians_us) == {0, 2}
+    assert found.eager_us > 0
+    assert found.medians_us[2] > 2 * found.medians_us[0]
+    assert found.failures[1] == "its result is not eager's"
+    assert "RuntimeError" in found.failures[3]
+
+
+def test_the_users_own_inputs_are_what_is_timed() -> None:
+    """Eager's sums overflow on these, so that nothing could be told right but on them."""
+    examples = (torch.full((BATCH, WIDE), 1e30), torch.full((OUT, WIDE), 1e30), torch.zeros(OUT))
+    job = judge.Job(Settings(), Contract(), torch.device("cpu"), examples)
+    found = judge.heat(REGION, [candidate(SAME), candidate(WRONG)], job)
+    assert not found.medians_us
+    assert set(found.failures.values()) == {"its result is not eager's"}
