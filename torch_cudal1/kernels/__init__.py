@@ -1,7 +1,8 @@
-"""Built-in kernels: matrix products, softmax, norms, reductions and element-wise chains, lowered to data-only Programs of cubins.
+"""Built-in kernels, lowered to data-only Programs of cubins.
+
+Matrix products, convolutions, attention, softmax, norms, losses, reductions, scans, pooling and element-wise chains.
 
 `propose` looks at an island's reference Program, `build` compiles a proposal (in the judge's build process, without a GPU).
-Convolutions, attention and scans are not here.
 """
 
 from torch_cudal1.kernels.compile import build
