@@ -13,7 +13,8 @@ import torch
 
 from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
 from torch_cudal1.errors import SettingError
-from torch_cudal1.training.benches import Ground, TeachingText
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.benches import Ground, TeachingText, ground_bench
 from torch_cudal1.training.database import Database
 from torch_cudal1.training.experiment import Bench
 from torch_cudal1.training.model import TinySpec, Writer
@@ -153,3 +154,15 @@ def test_what_the_text_codec_teaches_is_what_it_reads():
     assert isinstance(found, Decoded)
     assert found.program.strip() == program.strip()
     assert Ground(live=True).tasks == ""
+
+
+def test_files_of_a_folder_that_are_no_tasks_are_told_by_name(tmp_path):
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "half.py").write_text("class Model(")
+    (tasks / "whole.py").write_text("class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n")
+    ground = Ground(live=True, tasks=str(tasks), generators=("http://127.0.0.1:9/v1",))
+    with ground_bench(ground, Settings(), 0, tmp_path / "run") as bench:
+        assert [task.id for task in bench.train] == ["whole"]
+        (problem,) = bench.problems
+    assert problem.startswith("task half: SyntaxError")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.training.world import FIRST, SECOND, TASKS, WORDS, Rules, SyntheticCodec, SyntheticEvaluator
+from torch_cudal1.errors import TargetError
 from torch_cudal1.training.appraise import Appraiser
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database
@@ -219,6 +220,21 @@ def test_reinforcement_raises_the_speed_up(start, tmp_path):
     )
     assert sum(told[-5:]) / 5 > sum(told[:5]) / 5 + 0.3
     made.appraiser.database.close()
+
+
+def test_a_task_whose_reference_cannot_be_judged_is_told_once_and_the_others_go_on(tmp_path):
+    class Refusing(SyntheticEvaluator):
+        def measure(self, task, programs):
+            if task.id == TASKS[1].id:
+                raise TargetError(task.id, "its reference cannot be used")
+            return super().measure(task, programs)
+
+    config = CollectConfig(attempts=2, wanted=1)
+    with Database(tmp_path / "samples.jsonl") as database:
+        generators = [Rules("one", EVERY), Rules("two", EVERY[1:])]
+        problems = collect(Appraiser(CODEC, Refusing(), database), TASKS, generators, config, seed=0)
+        assert problems == [f"task {TASKS[1].id}: its reference cannot be used"]
+        assert {sample.measured.task for sample in database.samples()} == {task.id for task in TASKS} - {TASKS[1].id}
 
 
 def test_a_step_with_split_credit_tells_which_samples_are_right_and_trains(start, tmp_path):

@@ -110,16 +110,18 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
     label = f"live, {torch.cuda.get_device_name() if ground.device == 'cuda' else 'CPU'}"
     with _measuring(ground, terms, folder) as evaluator:
         if ground.tasks:
-            tasks = read_folder(Path(ground.tasks)).tasks
-            if not tasks:
+            read = read_folder(Path(ground.tasks))
+            if not read.tasks:
                 raise SettingError(
                     "tasks", ground.tasks, "a folder with KernelBench-style files (Model, get_inputs, get_init_inputs)"
                 )
             codec: Any = TeachingText(torch.cuda.get_device_name()) if ground.device == "cuda" else TeachingText("this CPU")
-            yield Bench(label, codec, evaluator, writers(ground.generators, settings), tasks, {}, ground.device)
+            problems = tuple(f"task {name}: {why}" for name, why in read.unusable.items())
+            chosen = writers(ground.generators, settings)
+            yield Bench(label, codec, evaluator, chosen, read.tasks, {}, ground.device, problems)
             return
         split = load_split(ground.device)
-        chosen = writers(ground.generators, settings) if ground.generators else tuple(GENERATORS.values())
+        chosen = writers(ground.generators, settings) if ground.generators else list(GENERATORS.values())
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
         yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device)
 

@@ -53,7 +53,8 @@ class ClosedCodec(TeachingCodec, Protocol):
 class Bench:
     """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from. `held_out`: tasks by kind.
 
-    `device`: where the model is; measurements are made where the evaluator makes them.
+    `device`: where the model is; measurements are made where the evaluator makes them. `problems`: tasks that were asked for and
+    cannot be used, and why.
     """
 
     label: str
@@ -63,6 +64,7 @@ class Bench:
     train: tuple[TrainingTask, ...]
     held_out: Mapping[str, tuple[TrainingTask, ...]]
     device: str = "cpu"
+    problems: tuple[str, ...] = ()
 
     def limited(self, plan: Plan) -> Bench:
         """With as many tasks as the plan wants."""

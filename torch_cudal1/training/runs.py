@@ -30,6 +30,7 @@ from torch_cudal1.training.journal import Journal
 from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.plan import built
 from torch_cudal1.training.recorder import Recorder
+from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import RewardKind
 from torch_cudal1.training.rl_native import GrpoConfig, train
 from torch_cudal1.training.rl_trl import TrlConfig, train_by_trl
@@ -114,7 +115,7 @@ class _Work:
         problems = collect(
             self.appraiser, self.bench.train, self.bench.generators, self.config.collect, seed=self.config.seed, told=self.told
         )
-        return {"collected": collected(self.appraiser.database), "problems": problems}
+        return {"collected": collected(self.appraiser.database), "problems": [*self.bench.problems, *problems]}
 
     def sft(self) -> dict[str, Any]:
         config = self.config
@@ -151,13 +152,19 @@ class _Work:
         return {"curve": self._curve(), "model": str(self.folder / "rl"), **exam}
 
     def _curve(self) -> list[dict[str, float]]:
-        return step_curve(self.appraiser.database, "rl", [task.id for task in self.bench.train])
+        return step_curve(self.appraiser.database, "rl", [task.id for task in self.tasks])
 
     def _exam(self, stage: str, writer: Writer, exam: Exam | None = None) -> dict[str, Any]:
         return {"exam": examined(self._recorder(stage), writer, exam or Exam())}
 
+    @property
+    def tasks(self) -> tuple[TrainingTask, ...]:
+        """Those that something was collected for, if anything was: a task whose reference cannot be judged has no sample."""
+        known = {s.measured.task for s in self.appraiser.database.samples() if s.name.startswith("collect/")}
+        return tuple(task for task in self.bench.train if not known or task.id in known)
+
     def _recorder(self, stage: str) -> Recorder:
-        return Recorder(self.appraiser, self.bench.train, Journal(self.folder / f"{stage}.journal"), stage, self.config.seed)
+        return Recorder(self.appraiser, self.tasks, Journal(self.folder / f"{stage}.journal"), stage, self.config.seed)
 
     def _writer(self, model: Path | str) -> Writer:
         return Writer.load(model, max_new_tokens=self.config.max_new_tokens, device=self.bench.device)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.errors import Cudal1Error, TargetError
 from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import Database
 from torch_cudal1.training.model import Writer, recovered, replaced
@@ -70,15 +70,17 @@ def collect(
 ) -> list[str]:  # fmt: skip
     """Ask every generator for every task. What went wrong beside failing programs, such as an endpoint that is down: one line each.
 
-    A generator that raises for a task is asked no more about it, and goes on with the others.
+    A generator that raises for a task is asked no more about it, and goes on with the others; nobody is asked about a task any more
+    whose reference cannot be judged.
     """
     problems: list[str] = []
+    broken: set[str] = set()
     for place, generator in enumerate(generators):
         given_up: set[str] = set()
         for attempt in range(config.attempts):
             told(f"collect: {generator.name}, attempt {attempt + 1}", (place + attempt / config.attempts) / len(generators))
             done = _successes(appraiser.database, generator.name)
-            open_ = [t for t in tasks if len(done.get(t.id, ())) < config.wanted and t.id not in given_up]
+            open_ = [t for t in tasks if len(done.get(t.id, ())) < config.wanted and t.id not in given_up | broken]
             fresh = [t for t in open_ if not appraiser.database.has(_attempt(generator.name, t, attempt))]
             asked = []
             for task, completion in _completions(generator, appraiser.codec, fresh, config, seed * 1009 + attempt):
@@ -87,10 +89,27 @@ def collect(
                     problems.append(f"{generator.name}, task {task.id}: {completion}")
                 else:
                     asked.append(Asked(_attempt(generator.name, task, attempt), task, completion, generator.name))
-            appraiser.appraise(asked)
+            problems += _appraised(appraiser, asked, broken)
             if not open_:
                 break
     appraiser.database.settle()
+    return problems
+
+
+def _appraised(appraiser: Appraiser, asked: Sequence[Asked], broken: set[str]) -> list[str]:
+    """Measure; a task whose reference cannot be used is told, by name, and joins the broken ones. Other faults raise."""
+    problems: list[str] = []
+    while asked:
+        try:
+            appraiser.appraise(asked)
+            break
+        except TargetError as error:
+            left = [one for one in asked if one.task.id != error.target]
+            if len(left) == len(asked):
+                raise
+            broken.add(error.target)
+            problems.append(f"task {error.target}: {error.problem}")
+            asked = left
     return problems
 
 
