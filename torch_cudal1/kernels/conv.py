@@ -218,13 +218,17 @@ def _function(name: str, values: list[int]) -> str:
 
 
 def _steps(cut: _Cut, sizes: dict[str, int]) -> tuple[str, set[int]]:
-    """The products of each step of a slot, and the widths they have: classes along x that do not meet a tap are left out."""
+    """The products of each step of a slot, and the widths they have: classes along x that do not meet a tap are left out.
+
+    Each class has an instruction of its own: accumulators that are now one part, now another of an instruction's make ptxas wait
+    for every product (C7511).
+    """
     made, one = cut.layout, cut.schedule
     lines, widths = [], set()
     for step in range(made.steps):
         tap = step * 8 // one.channels % made.taps
-        for first, count in _runs(cut, tap) if made.together > 1 else [(0, 1)]:
-            columns, start = count * one.columns, first * one.columns
+        for kind in _meeting(cut, tap) if made.together > 1 else [0]:
+            columns, start = one.columns, kind * one.columns
             widths.add(columns)
             test = f"if constexpr (S == {step}) " if made.together > 1 else ""
             body = " ".join(
@@ -238,18 +242,11 @@ def _steps(cut: _Cut, sizes: dict[str, int]) -> tuple[str, set[int]]:
     return "\n".join([head, *lines, "}"]), widths
 
 
-def _runs(cut: _Cut, tap: int) -> list[tuple[int, int]]:
-    """Neighbouring classes that meet a tap of the common grid: (first, how many)."""
+def _meeting(cut: _Cut, tap: int) -> list[int]:
+    """The classes that meet a tap of the common grid."""
     x = cut.conv.axes[2]
     firsts = [(c.low - x.low) // x.step for c in x.classes]
-    meets = [c.count > 0 and 0 <= tap - at < c.count for c, at in zip(x.classes, firsts, strict=True)]
-    runs: list[tuple[int, int]] = []
-    for i, there in enumerate(meets):
-        if there and i and meets[i - 1]:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        elif there:
-            runs.append((i, 1))
-    return runs
+    return [i for i, (c, at) in enumerate(zip(x.classes, firsts, strict=True)) if c.count and 0 <= tap - at < c.count]
 
 
 def _multiply(widths: set[int]) -> str:

@@ -170,7 +170,8 @@ def _all(conv: Convolution, products: int) -> Iterator[Schedule]:
                 for channels in _channels(conv.channels, together):
                     for taps in (t for t in range(1, counts + 1) if counts % t == 0):
                         for stages in (2, 3, 4):
-                            room = (products // 2 + 1) * (wide * together * columns // 2) + (8 * products + 8) * wide + 40
+                            sums = (products // 2 + 1) * (wide * together * columns // 2)
+                            room = sums + (12 * products + 4) * wide + 36 + 4 * products
                             for blocks in (1, 2, 3):
                                 if room * blocks <= 250:
                                     yield Schedule(*tile, columns, channels, taps, wide, stages, blocks, products)
@@ -204,7 +205,8 @@ def _tiles(conv: Convolution, places: int) -> list[tuple[int, int, int]]:
             halo *= ((tx - 1) * x.stride + x.reach + 6) / ((tx - 1) * x.stride + x.reach)  # whole vectors
             sectors = tx * (len(x.classes) if merged(x) else 1) / 8
             ragged = (sectors + (x.out % 8 > 0)) / sectors  # of 32 bytes, written for a row of the tile
-            scored.append((waste * (1 + 0.15 * halo + 0.1 * ragged), tile))
+            written = conv.outputs / (conv.outputs + conv.channels)  # roughly the share of results in the traffic
+            scored.append((waste * (1 + 0.15 * halo + 0.4 * written * ragged), tile))
     return [tile for _, tile in sorted(scored)[:2]]
 
 
