@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from torch_cudal1.__main__ import main
+from torch_cudal1.commands.train import _of_seed
+from torch_cudal1.errors import SettingError
+from torch_cudal1.training.demo import DEMO
 
 FIT = {"steps": 8, "batch": 8, "learning_rate": 3e-3}
 SMALL = {
@@ -134,3 +138,12 @@ def test_wrong_usage_is_refused_with_what_to_do(tmp_path, capsys, monkeypatch, a
     assert out == ""
     assert expected in err
     assert "Traceback" not in err
+
+
+def test_one_seed_of_a_plan_belongs_to_the_same_experiment():
+    plan = replace(DEMO, seeds=(0, 3))
+    assert _of_seed(plan, 3).seeds == (3,)
+    assert _of_seed(plan, 3).digest == plan.digest
+    assert _of_seed(plan, None) == plan
+    with pytest.raises(SettingError, match="one of the plan's: 0, 3"):
+        _of_seed(plan, 1)
