@@ -151,3 +151,16 @@ assert not loaded, loaded
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_binding_what_is_decided_loads_no_search():
+    code = """
+import sys
+import torch_cudal1.module
+searching = ("torch_cudal1.search", "torch_cudal1.kernels", "torch_cudal1.graph.rewrite", "torch_cudal1.graph.propose",
+    "torch_cudal1.judge.court", "torch_cudal1.judge.detectors")
+loaded = [name for name in sys.modules if name.startswith(searching)]
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudal1 import island_kernels, judge, kernels, observe, pipeline
+from torch_cudal1 import island_kernels, island_race, judge, kernels, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.graph.partition import Island, partition
 from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.island_race import fastest_right, rights_of
+from torch_cudal1.judge.heat import Heat
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
@@ -27,10 +28,10 @@ PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
 TIMES_US: dict[str, float | str] = {"first": 80.0, "best": 40.0, "wrong": 30.0, "broken": "does not load", "slow": 110.0}
 
 
-def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> judge.Heat:
+def raced(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
     times = {at: TIMES_US[candidate.techniques[1]] for at, candidate in enumerate(candidates)}
     measured = {at: one for at, one in times.items() if isinstance(one, float)}
-    return judge.Heat(100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)})
+    return Heat(100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)})
 
 
 def checked(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
@@ -50,7 +51,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(island_kernels, "PROPOSALS", len(PROPOSED))
     monkeypatch.setattr(judge, "build", built)
     monkeypatch.setattr(judge, "begin", lambda region, job: None)
-    monkeypatch.setattr(judge, "heat", raced)
+    monkeypatch.setattr(island_race, "heat", raced)
     monkeypatch.setattr(judge, "check", checked)
     here = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune"))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
@@ -151,8 +152,8 @@ def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: Place) 
 def test_what_differs_from_eager_as_another_precision_does_comes_last(
     place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = judge.Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
-    monkeypatch.setattr(judge, "heat", lambda region, candidates, job: found)
+    found = Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
+    monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
     best, _ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
     assert best is not None

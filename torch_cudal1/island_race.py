@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch_cudal1 import judge
+from torch_cudal1.judge.heat import heat
 from torch_cudal1.place import Place
 from torch_cudal1.records import Candidate, Region, Rejected
 
@@ -64,7 +65,7 @@ def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reason
     """
     if not built:
         return []
-    found = judge.heat(region, built, job)
+    found = heat(region, built, job)
     reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
     order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:

@@ -26,7 +26,6 @@ from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Call, Program
 from torch_cudal1.records import Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
-from torch_cudal1.search import fastest_first, search
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.alias_file import call_name
 from torch_cudal1.source.builtin import compose
@@ -118,6 +117,8 @@ def tune(
     A candidate that fails costs itself only; the reasons are in `tried`. A training graph without a candidate is not raced: its
     baseline is a part of the whole step, which is measured end to end.
     """
+    from torch_cudal1.search import search  # with every kernel and rewrite: a start on a warm cache needs none of them
+
     observe.count("regions_tuned")
     say, begun = progress or _quiet, judge.working_s()
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
@@ -150,6 +151,8 @@ def tune_with(
 
     The entry is not yet stored; its choice is a baseline where none was accepted.
     """
+    from torch_cudal1.search import fastest_first
+
     observe.count("regions_tuned")
     say = progress or _quiet
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)

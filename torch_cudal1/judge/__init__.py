@@ -1,16 +1,19 @@
 """The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
 
-`court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business.
+`court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business. What a name stands
+for is loaded when it is first asked for: a process that finds its decisions in a cache never asks.
 """
 
-from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
-from torch_cudal1.judge.decide import conservative
-from torch_cudal1.judge.gpu_lock import working_s
-from torch_cudal1.judge.heat import Heat, heat
-from torch_cudal1.judge.warm import in_background, kept_warm
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
+    from torch_cudal1.judge.decide import conservative
+    from torch_cudal1.judge.gpu_lock import working_s
+    from torch_cudal1.judge.warm import in_background, kept_warm
 
 __all__ = [
-    "Heat",
     "Job",
     "Judgement",
     "Ranking",
@@ -19,7 +22,6 @@ __all__ = [
     "check",
     "conservative",
     "evidence",
-    "heat",
     "in_background",
     "judge",
     "kept_warm",
@@ -27,3 +29,14 @@ __all__ = [
     "tried",
     "working_s",
 ]
+
+_ELSEWHERE = {"conservative": "decide", "in_background": "warm", "kept_warm": "warm", "working_s": "gpu_lock"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'torch_cudal1.judge' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    # No submodule has a name of these: importing it would put the module in the place of the function.
+    value = getattr(import_module(f"torch_cudal1.judge.{_ELSEWHERE.get(name, 'court')}"), name)
+    globals()[name] = value
+    return value
