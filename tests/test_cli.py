@@ -296,9 +296,12 @@ def test_a_target_that_is_no_target_is_2_and_the_next_is_done(
     command: str, name: str, told: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     targets = (f"{model}:{name}", f"{model}:small")
-    done = run(capsys, command, *targets, "--cache-dir", tmp_path, "--device", "cpu", "--json")
+    page = tmp_path / "page.html"
+    done = run(capsys, command, *targets, "--cache-dir", tmp_path, "--device", "cpu", "--json", "--html", page)
     assert done.code == 2
     assert told in done.err
+    assert f"{model}:{name}" in page.read_text()  # who has only the page sees that one is missing
+    assert f"{model}:small" in page.read_text()
     assert "Traceback" not in done.err
     assert len(done.told["results" if command == "warmup" else "explanations"]) == 1
 

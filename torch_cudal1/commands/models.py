@@ -51,8 +51,15 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     for problem in lacking:
         screen.problem(problem)
     screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
-    stories = [page.Story(explanation=r.explanation, problem=r.error or "") for r in results if r.explanation]
-    _write_page(args, screen, "cudal1 warmup", stories, settings)
+    chosen = device.choose(args.device)
+    stories = [
+        page.Story(
+            explanation=replace(r.explanation or Explanation(target=r.target, device=chosen), target=r.target),
+            problem=r.error or "",
+        )
+        for r in results
+    ]
+    _write_page(args, screen, "cudal1 warmup", stories + _unloaded(failed, chosen), settings)
     return _told(screen, failed) or (_FOUND_WRONG if lacking or any(r.error for r in results) else 0)
 
 
@@ -142,7 +149,8 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     for one in made:
         report.show_explanation(screen, one)
     screen.json({"explanations": made, "misses": missed, "failed": [str(error) for error in failed]})
-    _write_page(args, screen, "cudal1 explain", [page.Story(explanation=one) for one in made], settings)
+    stories = [page.Story(explanation=one) for one in made]
+    _write_page(args, screen, "cudal1 explain", stories + _unloaded(failed, chosen), settings)
     code = _told(screen, failed)
     if not code and args.fail_on_miss and missed:
         screen.problem(f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine")
@@ -190,6 +198,12 @@ def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> P
         progress(f"{name}: {what}" if name else what, None if fraction is None else (index + fraction) / count)
 
     return part
+
+
+def _unloaded(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
+    """What a page says of targets that led to no module: a reader who has only the page must not miss them."""
+    errors = [error for error in failed if isinstance(error, TargetError)]
+    return [page.Story(explanation=Explanation(target=error.target, device=chosen), problem=error.problem) for error in errors]
 
 
 def _told(screen: Screen, failed: Sequence[TargetError | str]) -> int:
