@@ -46,6 +46,8 @@ def softmax_cases() -> dict[str, Case]:
         cases[f"softmax {dtype}"] = (lambda x: x.softmax(-1), (_draw(5, 100, dtype=dtype),))
     special = _marked(_draw(5, 40), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((3, 7), -INF))
     cases["softmax of infinities and NaN"] = (lambda x: x.softmax(-1), (special,))
+    long = _marked(_draw(5, 20000), ((0,), -INF), ((1, 3), NAN), ((2, 15000), INF), ((3, 7), -INF))
+    cases["softmax of infinities and NaN, in a loop"] = (lambda x: x.softmax(-1), (long,))
     cases["softmax over the middle"] = (lambda x: x.softmax(1), (_draw(3, 33, 10),))
     cases["softmax over the first"] = (lambda x: x.softmax(0), (_draw(300, 7),))
     mask = torch.rand(12, 50, generator=_generator) > 0.5
@@ -68,6 +70,8 @@ def norm_cases() -> dict[str, Case]:
     cases["layer_norm far from zero"] = (lambda x: F.layer_norm(x, (1000,)), (_draw(3, 1000, shift=1000.0),))
     cases["layer_norm over two dimensions"] = (lambda x, w: F.layer_norm(x, (6, 10), w), (_draw(5, 6, 10), _draw(6, 10)))
     cases["layer_norm with NaN"] = (lambda x: F.layer_norm(x, (20,)), (_marked(_draw(4, 20), ((1, 2), NAN), ((2, 3), INF)),))
+    far = _marked(_draw(4, 9000, shift=1000.0), ((1, 8000), NAN), ((2, 30), INF))
+    cases["layer_norm in a loop, far from zero, with NaN"] = (lambda x: F.layer_norm(x, (9000,)), (far,))
     half = (_draw(6, 96, dtype=HALF), _draw(6, 96, dtype=HALF), _draw(96, dtype=HALF), _draw(96, dtype=HALF))
     cases["residual layer_norm gelu, two outputs"] = (
         lambda x, r, w, b: (F.gelu(F.layer_norm(x + r, (96,), w, b)), (x + r) * 1),

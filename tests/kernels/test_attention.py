@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.kernels.compare_attention import CASES, program_of, with_relu, written_out
-from tests.kernels.islands import island
+from tests.kernels.islands import Step, island
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.kernels import Proposal, build, propose
@@ -21,7 +21,7 @@ from torch_cudal1.kernels.lower import lower
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.execute import prepare
-from torch_cudal1.program.model import Launch, Program
+from torch_cudal1.program.model import Launch, Program, Value
 from torch_cudal1.records import Region
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,15 @@ def test_queries_that_do_not_stay_in_registers_are_refused() -> None:
     assert propose(wide, 90) == ()
     with pytest.raises(NotLowerableError, match="more than 128"):
         lower(wide, Proposal("attention", {}))
+
+
+def test_a_fused_operators_bias_is_refused_since_it_may_mask_whole_rows() -> None:
+    given = (*(torch.zeros(1, 2, 70, 16),) * 3, torch.zeros(1, 2, 70, 70))
+    args = (Value(0), Value(1), Value(2), Value(3), False, 0.0, False)
+    masked = Step("aten._scaled_dot_product_efficient_attention.default", args, 4, lambda *_: None).program(given, "cuda")
+    assert propose(masked, 90) == ()
+    with pytest.raises(NotLowerableError, match="mask a whole row"):
+        lower(masked, Proposal("attention", {}))
 
 
 def whole(*, inner: int = 32, also: bool = False) -> Region:

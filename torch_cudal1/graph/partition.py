@@ -12,7 +12,7 @@ of step why. Nothing is decided here about speed: an island is only worth a look
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     """
     program = whole.program
     specs = value_specs(program)
-    groups = _grow(program.steps, products, chains(program, specs) if products else ())
+    groups = _grow(program, products, chains(program, specs) if products else ())
     islands: list[Island] = []
     for steps in groups:
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
@@ -111,11 +111,12 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _grow(steps: Sequence[Step], products: bool, whole: Sequence[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
+def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps.
 
     `whole`: positions that are one group from the start, and that nothing else uses the inner values of.
     """
+    steps, readers = program.steps, _readers(program)
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
@@ -141,7 +142,7 @@ def _grow(steps: Sequence[Step], products: bool, whole: Sequence[tuple[int, ...]
             group = groups[chosen]
             group.steps.append(position)
             group.row_op = group.row_op or (str(getattr(step, "target", "")) if _is_anchor(step, products) else "")
-            _absorb(chosen, used, group_of, upstream, groups)
+            _absorb(chosen, used, group_of, upstream, groups, lambda other, by: _only_for(steps, other, by, readers))
             group.above |= {other for other in above if groups[other].steps} - {chosen}  # those taken in are it
             above |= {chosen}
         for out in step_outs(step):
@@ -152,11 +153,17 @@ def _grow(steps: Sequence[Step], products: bool, whole: Sequence[tuple[int, ...]
 
 
 def _absorb(
-    chosen: int, used: set[int], group_of: dict[int, int], upstream: Mapping[int, frozenset[int]], groups: Sequence[_Group]
+    chosen: int,
+    used: set[int],
+    group_of: dict[int, int],
+    upstream: Mapping[int, frozenset[int]],
+    groups: Sequence[_Group],
+    only_for: Callable[[Sequence[int], Sequence[int]], bool],
 ) -> None:
     """Take in the groups that a step of `chosen` reads, where these are element-wise steps or layout that `chosen` can do itself.
 
-    Neither depends on the other, or no path would be left between them.
+    Neither depends on the other, or no path would be left between them. And nothing else reads what is taken in: a result of
+    another size than the island's would be more than one nest of loops can write.
     """
     for other in {group_of[index] for index in used if index in group_of} - {chosen}:
         mine, its = groups[chosen], groups[other]
@@ -164,11 +171,27 @@ def _absorb(
         apart = other not in _closure(frozenset(mine.above) | outside, groups)
         apart = apart and chosen not in _closure(frozenset(its.above) | outside, groups)
         alike = not its.row_op or (its.row_op == mine.row_op and its.row_op in YIELD_ROWS)  # the distances of a triplet
+        alike = alike and only_for(its.steps, mine.steps)
         if apart and alike and not (its.has_product or mine.has_product) and len(mine.steps) + len(its.steps) <= _MAX_MERGED:
             mine.steps += its.steps
             mine.above |= its.above
             its.steps, its.above = [], {chosen}  # what depends on the old one depends on the new one
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
+
+
+def _readers(program: Program) -> Mapping[int, set[int]]:
+    """Positions of the steps that read each value; -1 for a result of the whole."""
+    found: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
+    for position, step in enumerate(program.steps):
+        for index in used_values(step):
+            found.setdefault(index, set()).add(position)
+    return found
+
+
+def _only_for(steps: Sequence[Step], these: Sequence[int], others: Sequence[int], readers: Mapping[int, set[int]]) -> bool:
+    """Whether what the steps at `these` positions yield is read by themselves and by `others` only."""
+    inside = {*these, *others}
+    return all(readers.get(out, set()) <= inside for position in these for out in step_outs(steps[position]))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import softmax
-from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
+from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, constant, pointwise, reshape, sources
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
 from torch_cudal1.program.model import TensorSpec
@@ -43,9 +43,11 @@ def _fused(names: tuple[str, ...]) -> Handler:
     def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
         query, key, value = args[:3]
         given = dict(zip(names, args[3:], strict=False))
+        if given.get("bias") is not None:
+            raise NotLowerableError("a bias may mask a whole row, of which PyTorch's operators make different things")
         if given.get("dropout") or len(query.shape) != 4 or query.shape[:2] != key.shape[:2] or query.dtype != key.dtype:
             raise NotLowerableError("attention with dropout, or whose keys have other heads or another type")
-        scores = _scores(query, key, kwargs.get("scale"), given.get("bias"))
+        scores = _scores(query, key, kwargs.get("scale"))
         causal = bool(given.get("causal"))
         if causal:
             row, column = (Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1)))
@@ -62,20 +64,14 @@ def _fused(names: tuple[str, ...]) -> Handler:
     return handle
 
 
-def _scores(query: Node, key: Node, scale: float | None, bias: Node | None) -> Node:
+def _scores(query: Node, key: Node, scale: float | None) -> Node:
     """(batch and heads, rows, columns) in fp32."""
     batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
     columns = key.shape[2]
     turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
     scores: Node = Dot((batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned)
     factor = constant(1 / math.sqrt(depth) if scale is None else scale, torch.float32)
-    scores = pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
-    if bias is None:
-        return scores
-    added = reshape(broadcast(bias, (*query.shape[:3], columns)), scores.shape)
-    if bias.dtype is torch.bool:
-        return pointwise("tl.where({0}, {1}, {2})", added, scores, constant(-math.inf, torch.float32), dtype=torch.float32)
-    return pointwise("({0} + {1})", scores, added, dtype=torch.float32)
+    return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
 
 
 HANDLERS: dict[str, Handler] = {name: _fused(after) for name, after in _NAMES.items()}

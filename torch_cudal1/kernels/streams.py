@@ -53,7 +53,9 @@ def finished(s: Statement, count: int, columns: int) -> list[str]:
         ]
     lines = [
         f"seen_{n} = (({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}).to(tl.float32)",
-        f"center_{n} = tl.sum(mean_{n} * (seen_{n} * {1.0 / count!r}), axis=1, keep_dims=True)",
+        # around a first guess: far from zero, what is summed must be small beside the mean
+        f"guess_{n} = tl.sum(mean_{n}, axis=1, keep_dims=True) * {1.0 / columns!r}",
+        f"center_{n} = guess_{n} + tl.sum((mean_{n} - guess_{n}) * (seen_{n} * {1.0 / count!r}), axis=1, keep_dims=True)",
     ]
     if s.text == "mean":
         return [*lines, f"{n} = center_{n}"]

@@ -73,7 +73,7 @@ def _row_tiles(nest: Nest) -> list[Config]:
             break
     if nest.column_count > 4096:
         loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
-        looped = [_config(1, min(width, size), warps, True) for size, warps in loops]
+        looped = [_config(1, size, warps, True) for size, warps in loops if size < nest.column_count]
         # a scan of the whole row at once waits for all of its warps; half of them are faster than all
         found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else found + looped
     return _splits(nest) + _distinct(found)
