@@ -146,3 +146,42 @@ def test_inputs_can_be_put_in_another_order():
     moved = with_inputs(region.program, (2, 0, 1), (spec[1], spec[2], spec[0]))
     a, b, c = random_inputs(region)
     assert torch.equal(prepare(moved, CPU)([b, c, a])[0], prepare(region.program, CPU)([a, b, c])[0])
+
+
+class Scans(nn.Module):
+    """Exclusive sums, a masked sum from the end, and a slice that belongs to neither."""
+
+    def forward(self, x, mask):
+        before = torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), torch.cumsum(x.narrow(1, 0, 9), 1)), 1)
+        after = (x * mask).flip(1).cumsum(1).flip(1)
+        return before, after, x[:, 2:4].tanh()
+
+
+class Losses(nn.Module):
+    """A triplet's two distances in one mean, the cross entropy, and a mean of what is no result of rows."""
+
+    def forward(self, a, p, n, target):
+        triplet = nn.functional.triplet_margin_loss(a, p, n)
+        return triplet, nn.functional.cross_entropy(a, target), (a.softmax(1) * p).mean()
+
+
+def names_of(island):
+    return [step.target.split(".")[1] for step in island.region.program.steps]
+
+
+def test_layout_around_a_scan_is_in_its_island_and_nothing_else_is():
+    region = region_of(Scans(), torch.randn(3, 10), torch.rand(3, 10))
+    found = [names_of(island) for island in partition(region).islands]
+    assert sorted(names for names in found if "cumsum" in names) == [
+        ["mul", "flip", "cumsum", "flip"],
+        ["select", "unsqueeze", "zeros_like", "slice", "cumsum", "cat"],
+    ]
+    assert all("tanh" not in names for names in found if "cumsum" in names)
+
+
+def test_sums_of_what_rows_yield_are_in_the_rows_island():
+    inputs = (*(torch.randn(6, 10) for _ in range(3)), torch.randint(0, 10, (6,)))
+    found = [names_of(island) for island in partition(region_of(Losses(), *inputs)).islands]
+    assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
+    assert ["_log_softmax", "nll_loss_forward"] in found
+    assert any("_softmax" in names and "mean" not in names for names in found)  # it would be a sum over whole rows

@@ -32,6 +32,11 @@ ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "argmax": (lambda x: x.argmax(-1), (X,)),
     "split sum": (lambda x: x.sum(), (torch.empty(1 << 20),)),
     "long rows in a loop": (lambda x: x.softmax(-1), (torch.empty(200, 70000),)),
+    "exclusive sums": (lambda x: torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1].cumsum(1)), 1), (X,)),
+    "reversed sums in a loop": (lambda x: x.flip(1).cumsum(1).flip(1), (torch.empty(200, 70000),)),
+    "cross entropy": (F.cross_entropy, (X, torch.zeros(64, dtype=torch.int64))),
+    "max pool": (lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], (X4,)),
+    "moments in one pass": (lambda x: F.layer_norm(x, (70000,)), (torch.empty(200, 70000),)),
     "element-wise": (lambda x, w: (F.silu(x) * w, x > 0, F.gelu(x, approximate="tanh"), torch.erf(x).exp()), (X, W)),
 }
 SMS = (80, 86, 89, 90, 100)
@@ -58,7 +63,9 @@ def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> N
 
 
 @pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("name", ["softmax", "layer norm with statistics", "argmax", "element-wise"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer norm with statistics", "argmax", "element-wise", "exclusive sums", "cross entropy", "max pool"]
+)
 def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:
     reference = island(*ISLANDS[name])
     built = build(reference, propose(reference, sm)[-1], sm)
