@@ -57,6 +57,8 @@ def render(results: Path) -> str:
         lines += ["", *_products(path.name, load(path))]
     for path in sorted(results.glob("h200-conv*.json")):
         lines += ["", *_convolutions(path.name, load(path))]
+    for path in sorted(results.glob("h200-families*.json")):
+        lines += ["", *_families(path.name, load(path))]
     for path in _kernelbench(results):
         lines += [
             "",
@@ -198,6 +200,20 @@ def _convolutions(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         note = f"floor {row['floor_us']:.0f} µs" if "floor_us" in row else f"{row['speedup']:.2f}x"
         lines.append(f"| {row['case']} | {row['name']} | {row['device_us']:.1f} | {note} | {row['rms']:.1e} |")
+    return lines
+
+
+def _families(name: str, found: Mapping[str, Any]) -> list[str]:
+    titles = "| kernel family: case | eager, µs | torch.compile, µs | kernel, µs | vs the better | of copy | error / eager's |"
+    lines = [*_heading(name, found), titles, "|---|---|---|---|---|---|---|"]
+    for row in found["rows"]:
+        us = row.get("us", {})
+        times = " | ".join(f"{us[who]:.0f}" if who in us else "" for who in ("eager", "torch.compile", "kernel"))
+        figures = f"{row['status']}: {row['reason'][:120].replace('|', '/')} | |"
+        if row["status"] == "ok":
+            error = "" if row["error_ratio"] is None else f"{row['error_ratio']:.2f}"
+            figures = f"{_interval(row['vs_better'])} | {row['of_copy']['speedup']:.2f} | {error}"
+        lines.append(f"| {row['family']}: {row['case']} | {times} | {figures} |")
     return lines
 
 

@@ -1,0 +1,173 @@
+"""What kernel families are measured on: modules as KernelBench has them, fp32 inputs too large for the L2 cache. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["CASES", "Case", "Of"]
+
+_IMAGE = (16, 64, 512, 512)  # 1 GiB, like the other sizes here where nothing else is said
+
+
+class Of(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """What the function says."""
+        return self.function(*tensors)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Makers of a module and its inputs, on torch's default device. `products`: islands are made around matrix products too."""
+
+    family: str
+    name: str
+    module: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    products: bool = False
+
+
+def _on(family: str, name: str, function: Callable[..., Any], *shapes: tuple[int, ...]) -> Case:
+    """A function of uniform numbers from 0 to 1."""
+    return Case(family, name, lambda: Of(function), lambda: tuple(map(torch.rand, shapes)))
+
+
+def _layer(family: str, name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Case:
+    return Case(family, name, module, lambda: tuple(map(torch.rand, shapes)))
+
+
+def _attention(name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...], mask: int = 0) -> Case:
+    """Of normal numbers; `mask`: a square of ones below the diagonal is the last input."""
+
+    def inputs() -> tuple[Tensor, ...]:
+        given = tuple(map(torch.randn, shapes))
+        return (*given, torch.tril(torch.ones(1, 1, mask, mask))) if mask else given
+
+    return Case("attention", name, module, inputs, products=True)
+
+
+def _written_out(heads: int, weigh: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Masked attention as a user writes it, on (batch, positions, channels)."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        batch, positions, channels = q.shape
+        q, k, v = (t.view(batch, positions, heads, channels // heads).transpose(1, 2) for t in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / (k.size(-1) ** 0.5))
+        scores = scores.masked_fill(mask[:, :, :positions, :positions] == 0, float("-inf"))
+        return (weigh(scores) @ v).transpose(1, 2).contiguous().view(batch, positions, channels)
+
+    return run
+
+
+def _exclusive(x: Tensor) -> Tensor:
+    sums = torch.cumsum(x.narrow(1, 0, x.size(1) - 1), 1)
+    return torch.cat((torch.zeros_like(x.select(1, 0).unsqueeze(1)), sums), 1)
+
+
+def _self_attention() -> Case:
+    def inputs() -> tuple[Tensor, ...]:
+        x = torch.randn(16384, 2, 128)
+        return x, x, x
+
+    return Case("attention", "self attention, 4 heads of 32, 16384 positions", lambda: nn.MultiheadAttention(128, 4), inputs, True)
+
+
+_SOFTMAX = (
+    _on("softmax", "softmax of 4096", lambda x: x.softmax(1), (65536, 4096)),
+    _on("softmax", "softmax of 131072", lambda x: x.softmax(1), (2048, 131072)),
+    _on("softmax", "softmax of 393216", lambda x: x.softmax(1), (1024, 393216)),
+    _on("softmax", "log softmax of 393216", lambda x: x.log_softmax(1), (1024, 393216)),
+)
+_NORMS = (
+    _layer("norm", "layer norm of 4096", lambda: nn.LayerNorm(4096), (65536, 4096)),
+    _layer("norm", "layer norm of 64x256x256", lambda: nn.LayerNorm((64, 256, 256)), (16, 64, 256, 256)),
+    _on("norm", "rms norm of 4096", lambda x: F.rms_norm(x, (4096,)), (65536, 4096)),
+    _on("norm", "rms norm over channels", lambda x: x / torch.sqrt(torch.mean(x**2, dim=1, keepdim=True) + 1e-5), _IMAGE),
+    _layer("norm", "batch norm in training", lambda: nn.BatchNorm2d(64).train(), _IMAGE),
+    _layer("norm", "instance norm", lambda: nn.InstanceNorm2d(64), _IMAGE),
+    _layer("norm", "group norm", lambda: nn.GroupNorm(8, 64), _IMAGE),
+    _on("norm", "frobenius norm", lambda x: x / torch.norm(x, p="fro"), _IMAGE),
+    _on("norm", "L1 norm of 65535", lambda x: x / torch.mean(torch.abs(x), dim=1, keepdim=True), (4096, 65535)),
+    _on("norm", "L2 norm of 65535", lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (4096, 65535)),
+)
+_REDUCTIONS = (
+    _on("reduction", "sum over dimension 1", lambda x: torch.sum(x, dim=1, keepdim=True), (16, 4096, 4095)),
+    _on("reduction", "max over dimension 1", lambda x: torch.max(x, dim=1)[0], (16, 4096, 4095)),
+    _on("reduction", "argmax over dimension 1", lambda x: torch.argmax(x, dim=1), (16, 4096, 4095)),
+)
+_ROWS = (8192, 32768)
+_SCANS = (
+    _on("scan", "cumsum", lambda x: x.cumsum(1), _ROWS),
+    _on("scan", "cumprod", lambda x: x.cumprod(1), _ROWS),
+    _on("scan", "reverse cumsum", lambda x: x.flip(1).cumsum(1).flip(1), _ROWS),
+    _on("scan", "exclusive cumsum", _exclusive, _ROWS),
+    Case(
+        "scan",
+        "masked cumsum",
+        lambda: Of(lambda x, mask: torch.cumsum(x * mask, dim=1)),
+        lambda: (torch.rand(_ROWS), torch.rand(_ROWS) > 0.5),
+    ),
+)
+_SQUARE = (16384, 16384)
+_LOSSES = (
+    _on("loss", "mean squared error", lambda a, b: torch.mean((a - b) ** 2), _SQUARE, _SQUARE),
+    _on("loss", "smooth L1", F.smooth_l1_loss, _SQUARE, _SQUARE),
+    Case(
+        "loss",
+        "hinge",
+        lambda: Of(lambda a, b: torch.mean(torch.clamp(1 - a * b, min=0))),
+        lambda: (torch.rand(_SQUARE), torch.rand(_SQUARE[1]).round() * 2 - 1),
+    ),
+    Case(
+        "loss",
+        "KL divergence",
+        lambda: Of(lambda a, b: F.kl_div(torch.log(a), b, reduction="batchmean")),
+        lambda: (torch.rand(_SQUARE) + 1e-3, torch.rand(_SQUARE)),
+    ),
+    _layer("loss", "triplet", lambda: nn.TripletMarginLoss(margin=1.0), *[(32768, 8192)] * 3),
+    Case(
+        "loss",
+        "cross entropy",
+        lambda: Of(F.cross_entropy),
+        lambda: (torch.rand(32768, 4096), torch.randint(0, 4096, (32768,))),
+    ),
+)
+_POOLS = (
+    _layer("pooling", "max pool 1-D, dilated", lambda: nn.MaxPool1d(8, 1, 4, 3), (64, 192, 16384)),
+    _layer("pooling", "max pool 2-D", lambda: nn.MaxPool2d(4, 1, 1, 1), _IMAGE),
+    _layer("pooling", "max pool 3-D, dilated", lambda: nn.MaxPool3d(3, 2, 1, 3), (8, 32, 128, 128, 128)),
+    _layer("pooling", "average pool 1-D", lambda: nn.AvgPool1d(8, 1, 4), (64, 128, 32768)),
+    _layer("pooling", "average pool 2-D", lambda: nn.AvgPool2d(11), (4, 64, 1024, 1024)),
+    _layer("pooling", "average pool 3-D", lambda: nn.AvgPool3d(3, 2, 1), (8, 32, 64, 128, 128)),
+)
+_HEADS_64 = ((16, 12, 1024, 64),) * 3
+_ATTENTIONS = (
+    _attention(
+        "written out, causal, heads of 96",
+        lambda: Of(_written_out(8, lambda scores: scores.softmax(-1))),
+        *[(128, 512, 768)] * 3,
+        mask=1024,
+    ),
+    _attention("written out, relu, heads of 64", lambda: Of(_written_out(12, F.relu)), *[(16, 1024, 768)] * 3, mask=1024),
+    _self_attention(),
+    _attention("fused, heads of 64", lambda: Of(F.scaled_dot_product_attention), *_HEADS_64),
+    _attention(
+        "fused, causal, heads of 64",
+        lambda: Of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        *_HEADS_64,
+    ),
+    _attention("fused, heads of 1024", lambda: Of(F.scaled_dot_product_attention), *[(4, 32, 512, 1024)] * 3),
+    _attention("fused, heads of 32, long", lambda: Of(F.scaled_dot_product_attention), *[(2, 4, 16384, 32)] * 3),
+)
+CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS)

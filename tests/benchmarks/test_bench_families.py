@@ -1,0 +1,173 @@
+"""The families' benchmark: every case has a kernel on an H200; no row is left out, and what is wrong has no speed-up."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import bench_families
+from benchmarks.bench_families import Options, measured, why_none
+from benchmarks.family_cases import CASES, Case, Of
+from benchmarks.kernelbench.planning import _on_cuda
+from benchmarks.report import load
+from benchmarks.tables import render
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.flat import Flat
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.partition import partition
+from torch_cudal1.kernels import Proposal, propose
+from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.records import Region
+
+SMALL = Case("softmax", "small softmax", lambda: Of(lambda x: x.softmax(1)), lambda: (torch.rand(8, 64),))
+NORM = Case("norm", "small batch norm", lambda: nn.BatchNorm2d(3).train(), lambda: (torch.rand(2, 3, 8, 8),))
+NONE = Case("pooling", "a view", lambda: Of(lambda x: x.flip(0)), lambda: (torch.rand(8, 64),))
+CHOICES = (Proposal("softmax", {"rows": 1}), Proposal("softmax", {"rows": 2}))
+
+
+def captured_for_cuda(case: Case) -> Region:
+    """The case's region without memory, as if its tensors were on a GPU."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        flat = Flat(case.module(), case.inputs(), {})
+        (graph,) = trace(flat, flat.tensors).graphs
+        region = lower(graph.module, static=graph.static, kind=graph.kind, name=case.name).region
+    return replace(region, program=_on_cuda(region.program))
+
+
+def test_every_case_has_a_proposal_on_an_h200_or_a_reason() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    reasons = {}
+    # what the CPU captures a fused attention as is the CPU's own, which no kernel is for
+    for case in (case for case in CASES if not case.name.startswith("fused")):
+        parts = partition(captured_for_cuda(case), products=case.products)
+        if not any(propose(island.region.program, 90, most=1) for island in parts.islands):
+            reasons[case.name] = why_none(parts)
+    assert reasons == {"average pool 2-D": "no kernel: a window of (11, 11) over torch.float32"}
+
+
+def options(end: float = 60.0) -> Options:
+    return Options(torch.device("cpu"), 90, 2, 14, time.monotonic() + end)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short samples, and nothing is compiled."""
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    monkeypatch.setattr("torch_cudal1.judge.timing._SAMPLE_US", 100.0)
+
+
+@pytest.fixture
+def pretend(brief: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Kernels made of PyTorch's own steps: `of` says what a proposal of an island's Program becomes."""
+    built: dict[str, Any] = {"of": lambda program, proposal: program}
+    monkeypatch.setattr(bench_families, "propose", lambda program, sm, most: CHOICES[:most])
+    monkeypatch.setattr(bench_families, "build", lambda program, proposal, sm: built["of"](program, proposal))
+    return built
+
+
+def flat_instead(program: Program, proposal: Proposal) -> Program:
+    """A wrong answer of the right form: every value a half."""
+    return replace(program, steps=(Aten("aten.full_like.default", (program.steps[0].args[0], 0.5), (), program.steps[0].outs),))
+
+
+@pytest.mark.parametrize("case", [SMALL, NORM], ids=lambda case: case.family)
+def test_a_right_kernel_has_its_error_and_its_gain_over_the_better_baseline(case: Case, pretend: dict[str, Any]) -> None:
+    row = measured(case, options())
+    assert row["status"] == "ok", row
+    assert row["error_ratio"] <= 1.0
+    assert set(row["us"]) == {"eager", "torch.compile", "copy", "kernel"}
+    assert row["vs_better"]["speedup"] == min(row["vs_eager"]["speedup"], row["vs_compile"]["speedup"])
+    assert row["of_copy"]["low"] <= row["of_copy"]["speedup"] <= row["of_copy"]["high"]
+    assert [fact["configs"] for fact in row["tried"]] == [[{"rows": 1}], [{"rows": 2}]]
+
+
+def test_the_copy_is_of_every_input_and_result_once(pretend: dict[str, Any]) -> None:
+    assert measured(SMALL, options())["bytes"] == 2 * 4 * 8 * 64
+
+
+def test_a_wrong_kernel_has_a_reason_and_no_figures_of_its_own(pretend: dict[str, Any]) -> None:
+    pretend["of"] = flat_instead
+    row = measured(SMALL, options())
+    assert row["status"] == "wrong"
+    assert "x eager's" in row["reason"]
+    assert "eager" in row["us"]
+    assert not {"vs_better", "of_copy", "error_ratio"} & row.keys()
+    assert "kernel" not in row["us"]
+
+
+def test_what_does_not_compile_is_a_row_with_the_reason(pretend: dict[str, Any]) -> None:
+    def refuse(program: Program, proposal: Proposal) -> Program:
+        raise NotLowerableError(f"{proposal.config} needs more registers than there are")
+
+    pretend["of"] = refuse
+    row = measured(SMALL, options())
+    assert (row["status"], len(row["tried"])) == ("failed", 2)
+    assert "registers" in row["reason"]
+    assert {"eager", "copy"} <= row["us"].keys()
+
+
+def test_a_right_proposal_is_taken_where_another_is_wrong(pretend: dict[str, Any]) -> None:
+    pretend["of"] = lambda program, proposal: program if proposal == CHOICES[1] else flat_instead(program, proposal)
+    row = measured(SMALL, options())
+    assert (row["status"], row["configs"]) == ("ok", [{"rows": 2}])
+    assert "wrong" in row["tried"][0]
+
+
+def test_a_kernel_that_turns_wrong_while_it_is_timed_loses_its_figures(
+    pretend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, answers = bench_families.compare, []
+
+    def later(got: Any, wanted: Any) -> Any:
+        verdict = right(got, wanted)
+        answers.append(verdict if len(answers) < len(CHOICES) else replace(verdict, passed=False, reason="no"))
+        return answers[-1]
+
+    monkeypatch.setattr(bench_families, "compare", later)
+    row = measured(SMALL, options())
+    assert (row["status"], row["reason"]) == ("wrong", "after it was timed: no")
+    assert "vs_better" not in row
+
+
+def test_every_case_is_a_row_of_the_file_and_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretend: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Case("loss", "breaks", lambda: Of(lambda x: x @ x), lambda: (torch.rand(2, 3),))
+    monkeypatch.setattr(bench_families, "CASES", (SMALL, NONE, broken))
+    results = tmp_path / "results"
+    shutil.copytree(Path(bench_families.__file__).parent / "results", results)
+    out = results / "h200-families.json"
+    assert bench_families.main(["--device", "cpu", "--rounds", "14", "--out", str(out)]) == 1
+    found = load(out)
+    assert found["kind"] == "families"
+    assert [row["status"] for row in found["rows"]] == ["ok", "no kernel", "failed"]
+    assert found["rows"][1]["reason"].startswith("no island: aten.flip.default")
+    assert "eager" in found["rows"][1]["us"]
+    told, table = capsys.readouterr().out, render(results)
+    section = table[table.index("`benchmarks/results/h200-families.json`") :]
+    for case in (SMALL, NONE, broken):
+        assert case.name in told
+        assert f"| {case.family}: {case.name} |" in section
+
+
+def test_without_time_left_every_case_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "families.json"
+    assert bench_families.main(["--device", "cpu", "--only", "softmax", "--budget-s", "0", "--out", str(out)]) == 1
+    rows = load(out)["rows"]
+    assert {row["case"] for row in rows} == {case.name for case in CASES if "softmax" in case.name}
+    assert {row["reason"] for row in rows} == {"the budget was spent"}
+
+
+def test_on_the_cpu_a_case_is_a_row_that_says_why_there_is_no_kernel(brief: None) -> None:
+    row = measured(SMALL, options())
+    assert row["status"] == "no kernel"
+    assert "cpu" in row["reason"]
