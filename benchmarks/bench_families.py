@@ -117,7 +117,7 @@ def why_none(parts: Partition) -> str:
     try:
         families = [trace(island.region.program).family for island in parts.islands]
     except NotLowerableError as error:
-        return f"no kernel: {error}"
+        return str(error)
     return f"no proposal of family {', '.join(families)}"
 
 
