@@ -6,6 +6,7 @@ import torch
 
 from tests.judge.programs import BATCH, OUT, WIDE, V, candidate, linear_relu, op, with_steps
 from torch_cudal1 import judge
+from torch_cudal1.judge.heat import heat
 from torch_cudal1.program.model import Aten
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
@@ -22,7 +23,7 @@ def test_the_right_ones_are_timed_and_the_others_told() -> None:
     slow = with_steps(REGION, *PRODUCT, *SLOW, op("aten.mul.Tensor", V(60), 0, out=61), op("aten.add.Tensor", V(61), V(4), out=62),
                       op("aten.relu.default", V(62), out=63), output=63)  # fmt: skip
     job = judge.Job(Settings(), Contract(), torch.device("cpu"))
-    found = judge.heat(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
+    found = heat(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
     assert set(found.medians_us) == {0, 2}
     assert found.eager_us > 0
     assert found.medians_us[2] > 2 * found.medians_us[0]
@@ -34,6 +35,6 @@ def test_the_users_own_inputs_are_what_is_timed() -> None:
     """Eager's sums overflow on these, so that nothing could be told right but on them."""
     examples = (torch.full((BATCH, WIDE), 1e30), torch.full((OUT, WIDE), 1e30), torch.zeros(OUT))
     job = judge.Job(Settings(), Contract(), torch.device("cpu"), examples)
-    found = judge.heat(REGION, [candidate(SAME), candidate(WRONG)], job)
+    found = heat(REGION, [candidate(SAME), candidate(WRONG)], job)
     assert not found.medians_us
     assert set(found.failures.values()) == {"its result is not eager's"}

@@ -178,8 +178,8 @@ def test_own_code_that_cannot_start_at_level_2_starts_at_1_and_says_why(monkeypa
     probe.survey(limits)
     real = sandbox.plan_for
 
-    def no_room(given: Limits, level: int, scratch: Path, variables: dict[str, str]) -> Plan:
-        plan = real(given, level, scratch, variables)
+    def no_room(given: Limits, level: int, scratch: Path, variables: dict[str, str], *, watched: bool) -> Plan:
+        plan = real(given, level, scratch, variables, watched=watched)
         return plan if plan.reach is None else replace(plan, rlimits={"AS": 300 << 20})  # enough for Python, not for torch
 
     monkeypatch.setattr(sandbox, "plan_for", no_room)

@@ -32,7 +32,9 @@ from torch_cudal1.program.model import Launch, Program
 from torch_cudal1.program.nvrtc import nvrtc_status
 
 ROOT = Path(__file__).parents[2]
-ROUNDINGS = 64.0  # of the output dtype, where eager itself has fewer
+# Of the output dtype, where eager itself has fewer: sums of 300 terms in another order, at elements a tenth of the typical size. A piece
+# of a split operand that is lost shows as 256 or more.
+ROUNDINGS = 128.0
 A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 PACKED = (
     Schedule("packed-f16x3", 128, 128, 64, 8, 3, 8),
@@ -76,7 +78,7 @@ def methods(program: Program, sm: int, rights: tuple[str, ...] = ()) -> set[str]
 
 def test_methods_no_more_exact_than_tf32_need_the_right() -> None:
     program = product_program(torch.mm, torch.empty(4096, 4096), torch.empty(4096, 4096))
-    assert methods(program, 90) == {"bf16x6", "tf32x3", "packed-f16x3", "packed-bf16x6"}
+    assert methods(program, 90) == {"bf16x6", "tf32x3", "packed-f16x3", "packed-bf16x6", "packed-stream"}
     assert methods(program, 90, ("conv",)) == methods(program, 90)
     assert methods(program, 90, ("matmul",)) == methods(program, 90) | {"tf32", "packed-f16x1"}
 
