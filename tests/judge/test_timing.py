@@ -169,8 +169,13 @@ WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for f
 def test_buckets_that_disagree_on_one_side_of_the_margin_decide(
     gate: Literal["widen", "reject"], cold: list[float], hot: list[float], rounds: int
 ) -> None:
-    found = measure(Scripted({"cold": cold, "hot": hot}), replace(FAST, gate=gate))
+    found = measure(Scripted({"cold": cold, "hot": hot}), replace(FAST, gate=gate, margin=1.05))
     assert (found.rounds, found.steady) == (rounds, False)
+
+
+@pytest.mark.parametrize("margin", [None, 1.4])
+def test_who_decides_by_no_margin_or_one_within_the_range_gets_more_pairs(margin: float | None) -> None:
+    assert measure(Scripted({"cold": WIDE, "hot": WIDE}), replace(FAST, margin=margin)).rounds == 3
 
 
 def test_the_paper_takes_no_second_round() -> None:

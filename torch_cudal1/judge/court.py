@@ -285,7 +285,7 @@ def _timed(trial: Trial, ranking: Ranking, job: Job) -> Timed:
         trial.load("baseline", ranking.best)
     except CandidateFailure as error:
         raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
-    found = time_slots(trial, job.plan)
+    found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(found, checks=(*found.checks, roofline(work(trial.candidate.program), ceiling(job.device), fastest_us)))

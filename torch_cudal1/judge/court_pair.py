@@ -281,7 +281,7 @@ class PairCourt:
         assert isinstance(trial.subject, PairSubject)
         slot = slot_of(trial.subject, baselines.best)
         side = ChildSpinner(trial.subject.oracle, slot, list(baselines.sets))
-        return time_pair(trial, side, TIMING_PLANS[self.job.profile])
+        return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=self.job.settings.margin))
 
     def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:
         """The same with the candidate in a process that has run nothing else. Raises CandidateFailure."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torch_cudal1.settings import Settings
-
 __all__ = [
     "ALL_DISTRIBUTIONS",
     "BUCKETS",
@@ -39,7 +37,7 @@ class TimingPlan:
       unstable; "widen": its interval becomes the range of the buckets; "paper": refused if the variance of the seven bucket means
       exceeds 0.005.
     - margin: buckets that disagree end the measurement all the same when their whole range lies on one side of this speed-up, for
-      then more pairs decide nothing else; None: they never do.
+      then more pairs decide nothing else; None: they never do. Who decides by a margin sets it.
     - order: "abba" (blocks of two pairs, the second in reverse) or "random" (each pair for itself, as in the paper).
     - hot_only: the L2 cache is left as it is; otherwise cold and hot are both measured and the lower speed-up decides.
     - processes: how many fresh processes measure; the lowest score counts. outputs: how many timed calls have their results judged.
@@ -81,7 +79,7 @@ class TimingPlan:
 # `train`: runs of 0.25 ms keep a candidate below 0.1 s of GPU time. `cudal1`: 10 runs a block as in the released evaluator, unless
 # the window says more; a caller shortens the window with `dataclasses.replace` and labels what it quotes.
 TIMING_PLANS: dict[TimingProfile, TimingPlan] = {
-    "fast": TimingPlan("fast", pairs=8, side_us=20e3, gate="widen", margin=Settings.margin, budget_s=10.0),
+    "fast": TimingPlan("fast", pairs=8, side_us=20e3, gate="widen", budget_s=10.0),
     "standard": TimingPlan("standard", pairs=25, side_us=100e3, gate="reject", budget_s=60.0),
     "strict": TimingPlan("strict", pairs=100, side_us=1e6, gate="reject", processes=2, outputs=8, budget_s=300.0),
     "train": TimingPlan("train", pairs=6, side_us=1_500.0, gate="reject", budget_s=5.0),
