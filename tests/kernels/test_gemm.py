@@ -32,8 +32,9 @@ from torch_cudal1.program.model import Launch, Program
 from torch_cudal1.program.nvrtc import nvrtc_status
 
 ROOT = Path(__file__).parents[2]
-# Of the output dtype, where eager itself has fewer: sums of 300 terms in another order, at elements a tenth of the typical size.
-# A piece of a split operand that is lost shows as 256 or more.
+# Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order are about sqrt(300) roundings of
+# the typical size apart, and an element near zero is measured in tenths of that size. The interpreter multiplies in fp32, whatever
+# the method: how exact the methods are is test_gemm_device's question.
 ROUNDINGS = 128.0
 A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 PACKED = (
