@@ -23,7 +23,7 @@ from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, ro
 from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.source import HEADER
+from torch_cudal1.kernels.source import HEADER, POINTERS
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
@@ -31,14 +31,6 @@ from torch_cudal1.program.model import TensorSpec
 __all__ = ["MOST_DEPTH", "attended", "attentions"]
 
 MOST_DEPTH = 128  # of query and value: their tiles stay in registers
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.bool: "*i1",
-}
 _HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1
 # rows, columns, warps, stages; best guess first
@@ -113,7 +105,7 @@ def attended(traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec],
         raise ProgramError("proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}")
     text, values = _text(parts, str(method), rows, columns)
     symbol = f"attention_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    arguments = tuple((value, _POINTERS[specs[value].torch_dtype]) for value in values)
+    arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
     batch, height = parts.first.shape[:2]
     return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, batch * math.ceil(height / rows), warps, stages)
 

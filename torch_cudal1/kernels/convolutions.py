@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.nodes import Conv, Leaf, Node, pointwise, reshape, sources
+from torch_cudal1.kernels.nodes import Conv, Leaf, Node, every, pointwise, reshape
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
@@ -101,7 +101,7 @@ class Convolution:
 
 def convolution_of(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     """The only convolution below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
-    found = _convs(outputs)
+    found = every(Conv, outputs)
     if len(found) != 1:
         raise NotLowerableError(f"{len(found)} convolutions in one island")
     conv = found[0]
@@ -163,17 +163,6 @@ def _flattened(conv: Convolution) -> Convolution:
         conv.weight,
         conv.weight_strides,
     )
-
-
-def _convs(outputs: tuple[Node, ...]) -> list[Conv]:
-    seen: dict[int, Node] = {}
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
-            waiting += sources(node)
-    return [node for node in seen.values() if isinstance(node, Conv)]
 
 
 def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:

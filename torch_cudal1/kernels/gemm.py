@@ -31,21 +31,13 @@ from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast,
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Operand, Product
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.source import HEADER
+from torch_cudal1.kernels.source import HEADER, POINTERS
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
 
 __all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.bool: "*i1",
-}
 _INT32_REACH = 2**31 - 1
 _PRECISION = {
     "bf16x6": ', input_precision="bf16x6"',
@@ -124,7 +116,7 @@ def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> 
     text = HEADER + ", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n"
     symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     grid = _tiles(product, schedule) * schedule.split
-    arguments = tuple((value, _POINTERS[specs[value].torch_dtype]) for value in values)
+    arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
     return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, grid, schedule.warps, schedule.stages)
 
 

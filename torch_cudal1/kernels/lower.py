@@ -18,7 +18,7 @@ from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule
-from torch_cudal1.kernels.source import Tile, kernel_source
+from torch_cudal1.kernels.source import POINTERS, Tile, kernel_source
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
 from torch_cudal1.kernels.tiles import tiles
 from torch_cudal1.kernels.trace import Trace, trace
@@ -26,14 +26,6 @@ from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, Tensor
 
 __all__ = ["Cubin", "Lowered", "assemble", "lower", "propose"]
 
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.bool: "*i1",
-}
 _HIDDEN = (LaunchArg("null"), LaunchArg("null"))  # Triton's scratch pointers
 _MAX_GRID = 2**31 - 1
 _FOLDS = 2  # tiles tried for a product with few columns
@@ -178,7 +170,7 @@ def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: M
         grid = -(-nest.row_count // tile.rows)
         if grid > _MAX_GRID:
             raise NotLowerableError(f"a grid of {grid} programs")
-        arguments = tuple((value, _POINTERS[specs[value].torch_dtype]) for value in values)
+        arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
         kernels.append(Kernel(symbol, text, arguments, grid, warps))
         written |= {s.value: specs[s.value] for s in nest.statements if s.kind == "store"}
     return Lowered(tuple(kernels), written)

@@ -8,8 +8,9 @@ code but the Triton expression template of a `Map`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -34,6 +35,7 @@ __all__ = [
     "broadcast",
     "cast",
     "constant",
+    "every",
     "pointwise",
     "reduced",
     "replaced",
@@ -43,6 +45,7 @@ __all__ = [
     "sources",
 ]
 
+_Kind = TypeVar("_Kind", bound="Node")
 COMPUTE = {  # tensor dtype -> the Triton type it is computed in (half types in fp32, as eager's opmath)
     torch.float32: "tl.float32",
     torch.float16: "tl.float32",
@@ -189,6 +192,18 @@ def sources(node: Node) -> tuple[Node, ...]:
     if isinstance(node, Either):
         return (node.kept,)
     return (node.source,) if isinstance(node, (View, Padded, Reduce, Scan, Flip)) else ()
+
+
+def every(kind: type[_Kind], outputs: Sequence[Node]) -> list[_Kind]:
+    """The nodes of that kind among all from which `outputs` are computed, each once."""
+    seen: dict[int, Node] = {}
+    waiting = list(outputs)
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen[id(node)] = node
+            waiting += sources(node)
+    return [node for node in seen.values() if isinstance(node, kind)]
 
 
 def constant(value: bool | int | float, dtype: torch.dtype) -> Constant:

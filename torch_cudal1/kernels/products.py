@@ -14,7 +14,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, flatten
-from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, pointwise, sources
+from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, every, pointwise
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
@@ -72,7 +72,7 @@ def _aligned(operand: Operand) -> bool:
 
 def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
-    dots = _dots(outputs)
+    dots = every(Dot, outputs)
     if len(dots) != 1:
         raise NotLowerableError(f"{len(dots)} matrix products in one island")
     dot = dots[0]
@@ -82,17 +82,6 @@ def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     left = _operand(dot.left, (atoms[0], atoms[1], atoms[2]), atoms[1], atoms[2])
     right = _operand(dot.right, (atoms[0], atoms[2], atoms[3]), atoms[3], atoms[2])
     return dot, Product(batch, m, n, k, left, right, dot.left.dtype)
-
-
-def _dots(outputs: tuple[Node, ...]) -> list[Dot]:
-    seen: dict[int, Node] = {}
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
-            waiting += sources(node)
-    return [node for node in seen.values() if isinstance(node, Dot)]
 
 
 def _operand(node: Node, atoms: tuple[Atom, Atom, Atom], row: Atom, depth: Atom) -> Operand:

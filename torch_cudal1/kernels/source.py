@@ -10,12 +10,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from torch_cudal1.kernels import streams
 from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
-__all__ = ["HEADER", "Printer", "Tile", "kernel_source"]
+__all__ = ["HEADER", "POINTERS", "Printer", "Tile", "kernel_source"]
 
 HEADER = '''"""Generated kernel; shapes and strides are literals."""
 
@@ -41,6 +43,14 @@ def product(a, b):
 
 @triton.jit
 def SYMBOL('''
+POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to it
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
 _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "nan_max({0}, {1})", "min": "nan_min({0}, {1})"}
