@@ -202,6 +202,9 @@ SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]]
 }
 
 
+LOOKS_AT_ADDRESSES = {"other values at an edge"}  # an allocator may by chance put plain inputs at the start of a page too
+
+
 @pytest.fixture(scope="module")
 def bench() -> Iterator[SourceBench]:
     with source_bench() as made:
@@ -211,7 +214,8 @@ def bench() -> Iterator[SourceBench]:
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source(bench: SourceBench, name: str) -> None:
     parts, detectors, refused, word = SOURCES[name]
-    check = bench.last(source(**parts), numerics, *detectors)
+    before = () if name in LOOKS_AT_ADDRESSES else (numerics,)
+    check = bench.last(source(**parts), *before, *detectors)
     assert check.passed == (refused is None), check
     if refused:
         assert check.name == refused, check
