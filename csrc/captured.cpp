@@ -149,7 +149,12 @@ int Executable::build_with(const std::vector<Passage>& passages, const std::vect
   if (const int status = lines.read(api_, graph_)) return status;
   if (const int status = replace_others(lines)) return status;
   if (const int status = add_copies(lines)) return status;
+  node_count_ = lines.nodes.size() + known_.size();
   return api_.instantiate(&handle_, graph_, 0);
+}
+
+bool Executable::has(const std::vector<uint64_t>& outside) const {
+  return std::all_of(known_.begin(), known_.end(), [&](const Known& known) { return known.outside == outside[known.position]; });
 }
 
 int Executable::move(const std::vector<uint64_t>& outside) {

@@ -2,7 +2,7 @@
 //
 // A driver launches a line of kernel nodes in a few microseconds however long it is, and starts anew at every fill: 61 fills of 768
 // bytes cost a BERT-base 70 us a call. So copies are kernel nodes, and small fills and copies that were captured become such.
-// A call whose addresses are those of the last one changes nothing; other addresses are told to the driver first.
+// A call whose addresses are those that an executable has changes nothing; other addresses are told to the driver first.
 
 #pragma once
 
@@ -78,6 +78,8 @@ class Executable {
   int build();  // as it was captured
   int build_with(const std::vector<Passage>& passages, const std::vector<uint64_t>& outside);  // those that are nodes, other ends
   int move(const std::vector<uint64_t>& outside);  // the other ends from the next launch on
+  bool has(const std::vector<uint64_t>& outside) const;  // whether these are its other ends
+  size_t node_count() const { return node_count_; }      // once it was built with passages
   void* handle() const { return handle_; }
 
  private:
@@ -93,6 +95,7 @@ class Executable {
 
   const CaptureApi api_;
   void *captured_, *graph_ = nullptr, *handle_ = nullptr;
+  size_t node_count_ = 0;
   std::vector<Known> known_;
 };
 

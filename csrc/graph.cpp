@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include <algorithm>
 #include <string>
 
 #include "fresh.h"
@@ -11,6 +12,7 @@ namespace cudal1 {
 namespace {
 
 constexpr unsigned without_timing = 2;  // CU_EVENT_DISABLE_TIMING
+constexpr size_t most_nodes = 4096;     // of all executables of a graph together: a node takes some kilobytes, host and device
 
 // Bytes from the first element to the last, gaps included. Copying them copies a tensor of any strides to one of the same strides.
 size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
@@ -29,18 +31,29 @@ at::Tensor like(const at::Tensor& held, const at::Tensor& given) {
   return fresh(held.sizes(), held.strides(), held.scalar_type(), held.device()).copy_(given);
 }
 
-// Whether the graph with its copies as nodes is there and has these addresses; if the driver once did not take that, never again.
-bool is_whole(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>& outside) {
-  if (graph.only_bare) return false;
-  if (graph.whole != nullptr) {
-    if (graph.whole->move(outside) == 0) return true;
-  } else {
-    graph.whole = std::make_unique<Executable>(driver.captures, graph.captured);
-    if (graph.whole->build_with(graph.passages, outside) == 0) return true;
+// The graph with its copies as nodes and these addresses in them; null if the driver once did not take that, then never again.
+Executable* with_copies(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>& outside) {
+  auto& ready = graph.whole;
+  const auto fits = std::find_if(ready.begin(), ready.end(), [&](const auto& one) { return one->has(outside); });
+  if (fits != ready.end()) {
+    std::rotate(fits, fits + 1, ready.end());
+    return ready.back().get();
   }
-  graph.only_bare = true;
-  graph.whole = nullptr;
-  return false;
+  if (ready.size() < graph.room) {
+    auto made = std::make_unique<Executable>(driver.captures, graph.captured);
+    if (made->build_with(graph.passages, outside) == 0) {
+      graph.room = std::min(graph.room, std::max<size_t>(1, most_nodes / (made->node_count() + 1)));
+      ready.push_back(std::move(made));
+      return ready.back().get();
+    }
+    graph.room = ready.size();
+  }
+  if (ready.empty()) return nullptr;
+  std::rotate(ready.begin(), ready.begin() + 1, ready.end());  // the one that was not used for longest
+  if (ready.back()->move(outside) == 0) return ready.back().get();
+  graph.room = 0;
+  ready.clear();
+  return nullptr;
 }
 
 Executable& bare(const GraphDriver& driver, Graph& graph) {
@@ -54,12 +67,12 @@ Executable& bare(const GraphDriver& driver, Graph& graph) {
 
 // Copies in, the graph, copies out; those that are nodes of it go with it.
 void launch(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>& outside, void* stream) {
-  const bool whole = is_whole(driver, graph, outside);
-  void* const handle = (whole ? *graph.whole : bare(driver, graph)).handle();
+  Executable* const ready = with_copies(driver, graph, outside);
+  void* const handle = (ready != nullptr ? *ready : bare(driver, graph)).handle();
   const auto copy = [&](bool inward) {
     for (size_t i = 0; i < outside.size(); ++i) {
       const Passage& passage = graph.passages[i];
-      if (passage.inward != inward || (whole && passage.is_node())) continue;
+      if (passage.inward != inward || (ready != nullptr && passage.is_node())) continue;
       const auto [to, from] = inward ? std::pair(passage.inside, outside[i]) : std::pair(outside[i], passage.inside);
       must("cuMemcpyDtoDAsync", driver.copy(to, from, passage.bytes, stream));
     }

@@ -49,8 +49,11 @@ struct Graph {
   std::vector<Output> outputs;
   std::vector<Passage> passages;  // of what goes in one piece: moving inputs, then outputs
   THPObjectPtr owner;             // keeps what was captured and its memory; dies after the executables
-  std::unique_ptr<Executable> whole, bare;  // with the copies inside, and without; each made when it is first needed
-  bool only_bare = false;                   // the driver did not take the copies as nodes
+  // With the copies inside, one for each of the last few sets of addresses, the last used last: a caller who holds a result while the
+  // next is made has two places for it, in turns, and to tell the driver an address costs more than the launch.
+  std::vector<std::unique_ptr<Executable>> whole;
+  size_t room = 3;                   // for how many of them; 0: the driver did not take the copies as nodes
+  std::unique_ptr<Executable> bare;  // without the copies; each is made when it is first needed
 
   void know_passages();  // once the tensors are known
 };

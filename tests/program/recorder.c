@@ -81,14 +81,16 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
   return CUDA_SUCCESS;
 }
 /* Graphs: nodes, of which each waits for others, and executables that run them with the parameters of that moment. A handle below
-   FIRST_GRAPH is a graph that a test captured: a fill, if `captured_fill` says so, a copy likewise, and what `graph_body` does. */
-enum { FIRST_GRAPH = 0x6A00, FIRST_EXEC = 0xEE00, FIRST_NODE = 0x10000, PER_GRAPH = 64 };
+   FIRST_GRAPH is a graph that a test captured: a fill, if `captured_fill` says so, a copy likewise, what `graph_body` does, and
+   `captured_kernels` more that do nothing. */
+enum { FIRST_GRAPH = 0x6A00, FIRST_EXEC = 0xEE00, FIRST_NODE = 0x10000, PER_GRAPH = 2200, MOST_WAITS = 64, IDLE = 0xA11 };
 enum { KERNEL = CU_GRAPH_NODE_TYPE_KERNEL, COPY = CU_GRAPH_NODE_TYPE_MEMCPY, FILL = CU_GRAPH_NODE_TYPE_MEMSET, GONE = 99 };
 EXPORT int graphs_made, nodes_added, nodes_set, nodes_gone, graphs_destroyed, fail_node, fail_set, fail_clone, chained, size_node;
+EXPORT int captured_kernels;
 EXPORT CUDA_MEMSET_NODE_PARAMS captured_fill;
 EXPORT CUDA_MEMCPY3D captured_copy;
 static struct node {
-  int type, waits[PER_GRAPH], waiting;
+  int type, waits[MOST_WAITS], waiting;
   CUDA_KERNEL_NODE_PARAMS kernel;  /* without a function: what the test captured */
   unsigned char bytes[32][8];
   CUDA_MEMSET_NODE_PARAMS fill;
@@ -126,7 +128,8 @@ EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph g) {
   captured_as[made] = g;
   if (captured_fill.dst) last = new_node(made, &last, 0), node_of(last)->type = FILL, node_of(last)->fill = captured_fill;
   if (captured_copy.dstDevice) last = new_node(made, &last, last != NULL), node_of(last)->type = COPY, node_of(last)->copy = captured_copy;
-  new_node(made, &last, last != NULL);  /* the body */
+  last = new_node(made, &last, last != NULL);  /* the body */
+  for (int i = 0; i < captured_kernels; i++) last = new_node(made, &last, 1), node_of(last)->kernel.func = (CUfunction)(intptr_t)IDLE;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *found, size_t *count) {
@@ -206,7 +209,7 @@ static void run_node(CUgraph captured, const struct node *n) {
   else if (n->type == COPY) running_copy++, memcpy((void *)(uintptr_t)n->copy.dstDevice, (void *)(uintptr_t)n->copy.srcDevice, n->copy.WidthInBytes);
   else if (!n->kernel.func) { replayed = captured; if (graph_body) graph_body(); }
   else if (mover_width(n->kernel.func)) move_now(n);
-  else { calls_launch++; memcpy(param_bytes, n->bytes, sizeof param_bytes); }
+  else if ((intptr_t)n->kernel.func != IDLE) { calls_launch++; memcpy(param_bytes, n->bytes, sizeof param_bytes); }
 }
 EXPORT CUresult cuGraphLaunch(CUgraphExec graph, CUstream s) {
   if (fail_replay) return (CUresult)fail_replay;
