@@ -13,14 +13,14 @@ from torch import nn
 
 from torch_cudal1 import island_kernels, island_race, judge, kernels, observe, pipeline
 from torch_cudal1.binding import captured_regions
-from torch_cudal1.graph.partition import Island, partition
+from torch_cudal1.graph.partition import Island, is_product, partition
 from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.island_race import fastest_right, rights_of
 from torch_cudal1.judge.heat import Heat
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
-from torch_cudal1.search import search
+from torch_cudal1.search import Standing, search
 from torch_cudal1.settings import Settings
 
 PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
@@ -121,11 +121,46 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
         (region,) = captured_regions(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),))
     there = replace(place, device=torch.device("cuda"))
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
-    found = list(
-        search(region, there, job_at(place), functools.partial(pipeline._remember, there)).candidates(ranking, float("inf"))
-    )
+    begun = search(region, there, job_at(place), functools.partial(pipeline._remember, there))
+    found = list(begun.candidates(ranking, float("inf"), Standing()))
     first = next(one for one in found if isinstance(one, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
+
+
+@pytest.mark.parametrize(("best_us", "more"), [(None, {"norm"}), (30.0, {"gemm", "norm"})])
+def test_what_follows_the_products_depends_on_whether_they_won(
+    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None, more: set[str]
+) -> None:
+    """They lost: the rest is tried without them. They won: with them."""
+    with torch.no_grad():
+        layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
+        (region,) = captured_regions(layers, (torch.randn(4096, 2048),))
+    family = {True: Proposal("gemm", {"name": "best"}), False: Proposal("norm", {"name": "norm"})}
+    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: (family[any(is_product(step) for step in program.steps)],))
+    monkeypatch.setattr(
+        judge,
+        "build",
+        lambda region, proposals, *how: tuple(Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals),
+    )
+    monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: Heat(100.0, {0: 40.0}, {}))
+    there, standing = replace(place, device=torch.device("cuda")), Standing()
+    begun = search(region, there, job_at(place), functools.partial(pipeline._remember, there))
+    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    techniques = []
+    for one in begun.candidates(ranking, float("inf"), standing):
+        assert isinstance(one, Candidate)
+        techniques.append(set(one.techniques) & {"gemm", "norm"})
+        standing.best_us = best_us
+    assert techniques == [{"gemm"}, more]
+
+
+def test_the_dearest_islands_come_first(place: Place) -> None:
+    with torch.no_grad():
+        layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)).eval()
+        (region,) = captured_regions(layers, (torch.randn(512, 64),))
+    found = island_kernels._dearest_first(around_products(region))
+    assert sorted(found, key=lambda island: island.steps) != found
+    assert [island.region.program.inputs[-1].shape.count(2048) for island in found][-1] == 0
 
 
 class Upper(nn.Module):

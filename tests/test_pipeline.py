@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudal1 import judge, kernels, observe, pipeline
+from torch_cudal1 import judge, kernels, observe, pipeline, roof
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SettingError
 from torch_cudal1.graph.partition import partition, splice
@@ -20,7 +20,7 @@ from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
-from torch_cudal1.search import Search, search
+from torch_cudal1.search import Search, Standing, search
 from torch_cudal1.settings import Settings
 
 CPU = torch.device("cpu")
@@ -135,6 +135,22 @@ def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
     assert entry.choice.origin == "baseline"
 
 
+@pytest.mark.parametrize(("floor_us", "judged", "told"), [(99.0, 0, "100 us; the device needs at least 99 us"), (31.0, 1, "33 us")])
+def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(region, place, court, monkeypatch, floor_us, judged, told):
+    """Eager takes 100 us: near the first floor already, near the second one with the first candidate."""
+    seat = court({"eager": 2.0, "inductor": 3.0})
+    monkeypatch.setattr(roof, "floor_us", lambda program, device: floor_us)
+    entry = tune(region, place)
+    assert seat.judged == judged
+    assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == ("not judged", told)
+
+
+def test_a_graph_spares_launches_and_no_views(region):
+    before = [step.target for step in region.program.steps]
+    assert before == ["aten.t.default", "aten.addmm.default", "aten.sum.dim_IntList"]
+    assert pipeline._step_count(region.program) == 2
+
+
 def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(region, place, court):
     seat = court({"eager": 2.0, "inductor": "too slow"})
     choose(region, place)
@@ -237,7 +253,7 @@ def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     place, built = on_gpu
     there = replace(place, device=torch.device("cuda"), settings=place.settings.but(without=without))
     ranking = judge.Ranking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking, float("inf")))
+    found = list(begun(whole, there, judge.Job(there.settings, there.contract, CPU)).candidates(ranking, float("inf"), Standing()))
     assert (bool(found), bool(built)) == (proposed, proposed)
 
 

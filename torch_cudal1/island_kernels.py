@@ -8,17 +8,19 @@ tells.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
-from torch_cudal1 import judge, kernels, observe
+from torch_cudal1 import built, judge, kernels, observe
 from torch_cudal1.admission import is_untimed
 from torch_cudal1.graph.partition import Island
 from torch_cudal1.island_race import PROPOSALS, RACED, fastest_right, rights_of
 from torch_cudal1.place import Place
+from torch_cudal1.program.cost import ROOFLINES, estimate
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Region, Rejected
 from torch_cudal1.source.resolve import Hit, resolve
@@ -31,6 +33,7 @@ Remember: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], N
 
 _COMPILERS = 2  # processes at work beside the race of the baselines
 _PROPOSALS_PER_ISLAND = 2  # templates list their best guess first
+_SHARE = 0.6  # of the time that is left, for the kernels of one form of the whole
 _TRUSTED_TO_THE_WHOLE = 6  # so many different products are checked in the whole only; of more, a bad one must be told apart
 
 
@@ -47,21 +50,20 @@ class IslandKernels:
 
     def begin(self, islands: Sequence[Island]) -> None:
         """Start compiling the proposals for `islands`, each region's once, in the background."""
-        for region in {island.region.key: island.region for island in islands}.values():
+        for region in {island.region.key: island.region for island in _dearest_first(islands)}.values():
             if self._stored(region) is None and (proposals := self._proposals(region)):
-                self.building[region.key] = judge.in_background(
-                    _threads(), judge.build, region, proposals, self.job, self.place.target
-                )
+                self.building[region.key] = judge.in_background(_threads(), built.build, region, proposals, self.job, self.place)
 
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
-        """A kernel for each island that a template serves, and why others are not taken."""
+        """A kernel for each island that a template serves, and why others are not taken. Time is left to judge the whole."""
         checked = len({island.region.key for island in islands}) > _TRUSTED_TO_THE_WHOLE
-        own = self.job.examples
+        own, now = self.job.examples, judge.working_s()
+        until = now + _SHARE * (self.deadline - now)
         replaced: dict[Island, tuple[Program, tuple[str, ...]]] = {}
         refused: list[Rejected] = []
-        for island in islands:
+        for island in _dearest_first(islands):
             key = island.region.key
-            if key not in self.known and judge.working_s() < self.deadline:
+            if key not in self.known and judge.working_s() < until:
                 given = own is not None and all(index < len(own) for index in island.inputs)
                 examples = tuple(own[index] for index in island.inputs) if own is not None and given else None
                 self.known[key], reasons = self._kernel(
@@ -104,20 +106,20 @@ class IslandKernels:
         begun = self.building.pop(region.key, None)
         if begun is not None:
             return begun.result()
-        return judge.build(region, proposals, self.job, self.place.target) if proposals else ()
+        return built.build(region, proposals, self.job, self.place) if proposals else ()
 
     def _first_right(self, region: Region, proposals: Sequence[kernels.Proposal]) -> tuple[Candidate | None, list[Rejected]]:
         reasons: list[Rejected] = []
-        for built in self._built(region, proposals):
-            if isinstance(built, Rejected):
-                reasons.append(built)
+        for answer in self._built(region, proposals):
+            if isinstance(answer, Rejected):
+                reasons.append(answer)
                 continue
-            if revoked := self.place.cache.revoked(built.program):
+            if revoked := self.place.cache.revoked(answer.program):
                 reasons.append(Rejected(revoked, "revoked"))
                 continue
-            verdict = judge.check(region, built, replace(self.job, examples=None, book={}))
+            verdict = judge.check(region, answer, replace(self.job, examples=None, book={}))
             if verdict.passed:
-                return built, reasons
+                return answer, reasons
             failure = verdict.failure
             reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
         return None, reasons
@@ -126,6 +128,17 @@ class IslandKernels:
 def techniques_of(replaced: Replaced) -> tuple[str, ...]:
     """The techniques of all kernels, each once."""
     return tuple(sorted({name for _, names in replaced.values() for name in names}))
+
+
+def _dearest_first(islands: Sequence[Island]) -> list[Island]:
+    """Those of the kind that takes most of the model's time first, by a rough estimate; equal ones together."""
+    if len({island.region.key for island in islands}) < 2:
+        return list(islands)
+    cost_s: defaultdict[str, float] = defaultdict(float)
+    for island in islands:
+        program = island.region.program
+        cost_s[island.region.key] += ROOFLINES[program.device].seconds(estimate(program))
+    return sorted(islands, key=lambda island: -cost_s[island.region.key])
 
 
 @cache

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -24,7 +25,8 @@ from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.model import Call, Program
+from torch_cudal1.program.cost import is_view
+from torch_cudal1.program.model import Alloc, Call, Program, Step
 from torch_cudal1.records import Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.alias_file import call_name
@@ -33,6 +35,9 @@ from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.version import __version__
 
+if TYPE_CHECKING:
+    from torch_cudal1.search import Standing
+
 __all__ = ["Choice", "Progress", "choose", "end_to_end_name", "held_back", "tune", "tune_with", "withdrawn"]
 
 Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done, and the fraction done if known
@@ -40,7 +45,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _LAUNCH_US = 5.0  # of the host for one step, at most
-_TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
+_NEAR = 1.1  # of the least time that a region can take: what is left to gain is not worth a judgement
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ def tune(
     A candidate that fails costs itself only; the reasons are in `tried`. A training graph without a candidate is not raced: its
     baseline is a part of the whole step, which is measured end to end.
     """
-    from torch_cudal1.search import search  # with every kernel and rewrite: a start on a warm cache needs none of them
+    from torch_cudal1.roof import floor_us
+    from torch_cudal1.search import Standing, search  # with every kernel and rewrite: a start on a warm cache needs none of them
 
     observe.count("regions_tuned")
     say, begun = progress or _quiet, judge.working_s()
@@ -130,9 +136,9 @@ def tune(
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
-    raced = judge.working_s()
-    candidates = itertools.chain(known, space.candidates(ranking, deadline))
-    entry = _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+    raced, standing = judge.working_s(), Standing()
+    candidates = itertools.chain(known, space.candidates(ranking, deadline, standing))
+    entry = _decided(region, place, candidates, _Race(ranking, job, deadline, say, standing, floor_us(space.least, place.device)))
     observe.record("search", "seconds", region.key, baselines=raced - begun, candidates=judge.working_s() - raced)
     return entry
 
@@ -151,7 +157,7 @@ def tune_with(
 
     The entry is not yet stored; its choice is a baseline where none was accepted.
     """
-    from torch_cudal1.search import fastest_first
+    from torch_cudal1.search import Standing, fastest_first
 
     observe.count("regions_tuned")
     say = progress or _quiet
@@ -160,23 +166,39 @@ def tune_with(
     ranking = judge.rank_baselines(region, _schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
     candidates = compose(programs, fastest_first(ranking), origin=origin)
-    return _decided(region, place, candidates, _Race(ranking, job, deadline, say))
+    return _decided(region, place, candidates, _Race(ranking, job, deadline, say, Standing()))
 
 
 @dataclass(frozen=True)
 class _Race:
-    """What candidates are judged against, and until when."""
+    """What candidates are judged against, until when, and how it stands. `floor_us`: the least that the region can take, or 0.0."""
 
     ranking: judge.Ranking
     job: judge.Job
     deadline: float
     say: Progress
+    standing: Standing
+    floor_us: float = 0.0
+
+    def over(self, margin: float) -> str:
+        """Why nothing more can be gained, "" if something can: the best is near what the device can do at all."""
+        best_us = self.standing.best_us
+        near = _NEAR if best_us is not None else margin
+        if best_us is None:
+            best_us = min(self.ranking.medians_us.values(), default=math.inf)
+        return "" if best_us > near * self.floor_us else f"{best_us:.0f} us; the device needs at least {self.floor_us:.0f} us"
 
 
 def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Rejected], race: _Race) -> Entry:
-    """Judge candidates until they or the budget run out; the entry of the best."""
+    """Judge candidates until they or the budget run out, or nothing more can be gained; the entry of the best."""
     best, tried = _Best(race.ranking.best, None), []
-    for candidate in candidates:
+    upcoming = iter(candidates)
+    while True:
+        if told := race.over(place.settings.margin):  # before the next one is made: that takes longest
+            tried.append({"label": "whatever else there is", "decision": "not judged", "reason": told})
+            break
+        if (candidate := next(upcoming, None)) is None:
+            break
         if isinstance(candidate, Rejected):
             tried.append({"label": candidate.detector, "decision": "rejected", "reason": candidate.reason})
             continue
@@ -197,6 +219,7 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         judgement = _judged(region, candidate, race)
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
+        race.standing.best_us = best.judgement.timing.candidate_us if best.judgement and best.judgement.timing else None
     race.say("decided", 1.0)
     return _entry(region, place, best, race.ranking, tried)
 
@@ -252,8 +275,12 @@ class _Best:
 
 
 def _step_count(program: Program) -> int:
-    """Steps, those of nested Programs included."""
-    return sum(_step_count(step.program) if isinstance(step, Call) else 1 for step in program.steps)
+    """Steps that are launched, those of nested Programs included."""
+    return sum(_step_count(step.program) if isinstance(step, Call) else _is_launched(step) for step in program.steps)
+
+
+def _is_launched(step: Step) -> bool:
+    return not (isinstance(step, Alloc) or is_view(step))
 
 
 def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dict[str, Any]:

@@ -20,10 +20,17 @@ from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import compose
 
-__all__ = ["Search", "fastest_first", "search"]
+__all__ = ["Search", "Standing", "fastest_first", "search"]
 
 _IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
+
+
+@dataclass
+class Standing:
+    """How a search stands: microseconds of the best candidate that was accepted so far, None before there is one."""
+
+    best_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,15 @@ class Search:
         """Whether the rewritten form is worth judging by itself."""
         return self.variant is not None and self.variant.pays
 
-    def candidates(self, ranking: judge.Ranking, deadline: float) -> Iterator[Candidate | Rejected]:
+    @property
+    def least(self) -> Program:
+        """The form of the region that does least."""
+        return _form(self.region, self.variant).program
+
+    def candidates(self, ranking: judge.Ranking, deadline: float, standing: Standing) -> Iterator[Candidate | Rejected]:
         """Kernels for products where these are most of the time, then rewritten forms, which cost nothing to build, then the same
-        with kernels in all islands. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
+        with kernels in all islands, and without those for products, unless these have won already. No kernel is looked for after
+        `deadline`, on the clock of `judge.working_s`.
         """
         schedules = fastest_first(ranking)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
@@ -57,10 +70,13 @@ class Search:
         if self.dense:
             yield from self._spliced(self.whole, self.dense, self.kernels, schedules)
         yield from compose(rewrites, schedules)
-        for products in (False, True):
-            islands = partition(_form(self.region, self.variant), products=products).islands
-            if not products or any(is_product(step) for island in islands for step in island.region.program.steps):
-                yield from self._spliced(self.variant, islands, self.kernels, schedules)
+        whole = partition(_form(self.region, self.variant), products=True).islands
+        with_products = any(is_product(step) for island in whole for step in island.region.program.steps)
+        if with_products and not (self.dense and standing.best_us is None) and set(whole) != set(self.dense):
+            yield from self._spliced(self.variant, whole, self.kernels, schedules)
+        if not (self.dense and standing.best_us is not None):
+            fused = partition(_form(self.region, self.variant)).islands
+            yield from self._spliced(self.variant, fused, self.kernels, schedules)
 
     def _spliced(
         self, form: Variant | None, islands: Sequence[Island], kernels: IslandKernels, schedules: Sequence[Schedule]
