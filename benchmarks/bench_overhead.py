@@ -4,8 +4,9 @@
 
 Inference mode; each row is the median of `--calls` single calls after a warm-up, less what reading the clock costs. The device is
 waited for between batches of 10 calls (of one, for BERT), untimed: it is idle when they begin, and no call waits for a place in its
-queue. Every contender's answer is compared with eager's first. A contender that cannot run is a row with its reason. Small tensors:
-the device's work is not the subject.
+queue. What is compared as a ratio of host times, the three operators, takes turns batch by batch, so that both meet the same load
+of the machine. Every contender's answer is compared with eager's first. A contender that cannot run is a row with its reason. Small
+tensors: the device's work is not the subject.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from torch_cudal1.program.execute import prepare
 __all__ = ["Row", "main", "measure"]
 
 Call: TypeAlias = Callable[[], Any]
+Made: TypeAlias = tuple[Call, torch.Tensor]  # a call and what it should yield
+Group: TypeAlias = list[tuple[str, Callable[[], Made]]]  # name, how to make it; a group takes turns
 _WARM_CALLS = 200
 _BATCH = 10  # calls between two waits for the device: so few that none waits for a place in its queue
 _CHAIN = (1, 2, 4, 8)  # launches in a Program; the slope is what a further one costs
@@ -64,101 +68,120 @@ class Three(nn.Module):
         return torch.relu(torch.addmm(self.b, x, self.w.t()))
 
 
-def measure(call: Call, calls: int, wait: Call, batch: int = _BATCH) -> tuple[float, float, float]:
-    """(median, 10th, 90th percentile) microseconds of one call; the device is idle at the first of each `batch`."""
-    for _ in range(_WARM_CALLS):
-        call()
+def measure(calls: Sequence[Call], count: int, wait: Call, batch: int = _BATCH) -> list[tuple[float, float, float]]:
+    """(median, 10th, 90th percentile) microseconds of `count` calls of each, in turns of `batch` calls begun on an idle device."""
+    for call in calls:
+        for _ in range(_WARM_CALLS):
+            call()
     wait()
-    samples: list[int] = []
+    samples: list[list[int]] = [[] for _ in calls]
     clock: list[int] = []
-    while len(samples) < calls:
-        for _ in range(min(batch, calls - len(samples))):
-            begin = time.perf_counter_ns()
-            kept = call()
-            end = time.perf_counter_ns()
-            del kept
-            samples.append(end - begin)
-            clock.append(-(end - time.perf_counter_ns()))
-        wait()
+    while len(samples[-1]) < count:
+        for call, seen in zip(calls, samples, strict=True):
+            for _ in range(min(batch, count - len(seen))):
+                begin = time.perf_counter_ns()
+                kept = call()
+                end = time.perf_counter_ns()
+                del kept
+                seen.append(end - begin)
+                clock.append(-(end - time.perf_counter_ns()))
+            wait()
     own = statistics.median(clock)
+    return [_percentiles(seen, own) for seen in samples]
+
+
+def _percentiles(samples: Sequence[int], own: float) -> tuple[float, float, float]:
     cuts = statistics.quantiles(samples, n=10)
-    return tuple(max(0.0, ns - own) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1]))  # type: ignore[return-value]
+    median, p10, p90 = (max(0.0, ns - own) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1]))
+    return median, p10, p90
 
 
-def contenders(device: torch.device) -> Iterator[tuple[str, Callable[[], tuple[Call, torch.Tensor]]]]:
-    """(name, how to make the call and what it should yield); made one after the other, so that a failure costs one row."""
+def contenders(device: torch.device) -> Iterator[Group]:
+    """Groups of contenders, each made when its turn has come, so that a failure costs one row."""
     x = torch.randn(4096, device=device)
-    yield "eager: function, relu", lambda: (lambda: torch.relu(x), torch.relu(x))
-    yield "eager: nn.Module, relu", lambda: _module(Relu(), x)
-    yield "eager: nn.Module, three operators", lambda: _three(device, "")
-    yield "accelerated: three operators", lambda: _three(device, "eager")
-    yield "accelerated: three operators, Python executor", lambda: _three(device, "python")
-    yield "torch.compile: relu", lambda: _module(torch.compile(Relu()), x)
-    if device.type == "cpu":
-        return
-    yield "torch.compile: relu, reduce-overhead", lambda: _module(torch.compile(Relu(), mode="reduce-overhead"), x)
-    yield "Triton: launch, relu", lambda: _triton(x, allocate=False)
-    yield "Triton: empty_like and launch, relu", lambda: _triton(x, allocate=True)
+    yield [("eager: function, relu", lambda: (lambda: torch.relu(x), torch.relu(x)))]
+    yield [("eager: nn.Module, relu", lambda: _module(Relu(), x))]
+    yield [
+        ("eager: nn.Module, three operators", lambda: _three(device, "")),
+        ("accelerated: three operators", lambda: _three(device, "eager")),
+        ("accelerated: three operators, Python executor", lambda: _three(device, "python")),
+    ]
+    yield [("torch.compile: relu", lambda: _module(torch.compile(Relu()), x))]
+    if device.type == "cuda":
+        yield from _small_on_gpu(x)
+        yield from _bert_on_gpu(device)
+
+
+def _small_on_gpu(x: torch.Tensor) -> Iterator[Group]:
+    yield [("torch.compile: relu, reduce-overhead", lambda: _module(torch.compile(Relu(), mode="reduce-overhead"), x))]
+    yield [("Triton: launch, relu", lambda: _triton(x, allocate=False))]
+    yield [("Triton: empty_like and launch, relu", lambda: _triton(x, allocate=True))]
     for launches in _CHAIN:
-        yield f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches)  # type: ignore[misc]
-    yield "accelerated: launches, 1, result held", lambda: _held(_launches(x, 1))
-    yield "executor alone: launches, 1", lambda: _executor(x)
-    yield "CUDA graph: replay, relu", lambda: _replay(Relu(), x)
+        yield [(f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches))]  # type: ignore[misc]
+    yield [("accelerated: launches, 1, result held", lambda: _held(_launches(x, 1), 1))]
+    yield [("executor alone: launches, 1", lambda: _executor(x))]
+    yield [("CUDA graph: replay, relu", lambda: _replay(Relu(), x))]
+
+
+def _bert_on_gpu(device: torch.device) -> Iterator[Group]:
     bert, (tokens,) = models.bert_base_b1(device=str(device))
-    yield "CUDA graph: replay, BERT-base b1", lambda: _replay(bert, tokens)
-    yield "accelerated: BERT-base b1, CUDA graph", lambda: _module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)
-    yield (
-        "accelerated: BERT-base b1, CUDA graph, result held",
-        lambda: _held(_module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)),
-    )
-    yield "accelerated: BERT-base b1, step by step", lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert)
-    yield "eager: BERT-base b1", lambda: _plain(bert, tokens)
-    yield "torch.compile: BERT-base b1, reduce-overhead", lambda: _compiled_bert(bert, tokens)
+
+    def graphed() -> Made:
+        return _module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)
+
+    yield [("CUDA graph: replay, BERT-base b1", lambda: _replay(bert, tokens))]
+    yield [("accelerated: BERT-base b1, CUDA graph", graphed)]
+    # Two places in turns, which both are known; and five, of which each is an update of the graph.
+    yield [("accelerated: BERT-base b1, CUDA graph, result held", lambda: _held(graphed(), 1))]
+    yield [("accelerated: BERT-base b1, CUDA graph, four results held", lambda: _held(graphed(), 4))]
+    yield [("accelerated: BERT-base b1, step by step", lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert))]
+    yield [("eager: BERT-base b1", lambda: _plain(bert, tokens))]
+    yield [("torch.compile: BERT-base b1, reduce-overhead", lambda: _compiled_bert(bert, tokens))]
 
 
-def _module(module: Any, x: torch.Tensor, plain: nn.Module | None = None) -> tuple[Call, torch.Tensor]:
+def _module(module: Any, x: torch.Tensor, plain: nn.Module | None = None) -> Made:
     own = plain or getattr(module, "_orig_mod", module)
     return lambda: module(x), own._call_impl(x)
 
 
-def _held(made: tuple[Call, torch.Tensor]) -> tuple[Call, torch.Tensor]:
-    """The same call by someone who lets go of a result when the next one is there: each lies elsewhere than the last."""
+def _held(made: Made, results: int) -> Made:
+    """The same call by someone who still has the last `results` when the next one is made: each lies elsewhere than those."""
     call, expected = made
-    kept: list[Any] = [None]
+    kept: deque[Any] = deque(maxlen=results)
 
     def held() -> Any:
-        kept[0] = call()
-        return kept[0]
+        kept.append(call())
+        return kept[-1]
 
     return held, expected
 
 
-def _plain(module: nn.Module, x: torch.Tensor) -> tuple[Call, torch.Tensor]:
+def _plain(module: nn.Module, x: torch.Tensor) -> Made:
     module._compiled_call_impl = None
     return _module(module, x)
 
 
-def _compiled_bert(bert: nn.Module, tokens: torch.Tensor) -> tuple[Call, torch.Tensor]:
+def _compiled_bert(bert: nn.Module, tokens: torch.Tensor) -> Made:
     bert._compiled_call_impl = None
     return _module(torch.compile(bert, mode="reduce-overhead"), tokens)
 
 
-def _three(device: torch.device, schedule: str) -> tuple[Call, torch.Tensor]:
+def _three(device: torch.device, schedule: str) -> Made:
     module, x = Three(8).to(device), torch.randn(3, 8, device=device)
     return _module(bound.whole(module, (x,), schedule) if schedule else module, x)
 
 
-def _launches(x: torch.Tensor, launches: int) -> tuple[Call, torch.Tensor]:
+def _launches(x: torch.Tensor, launches: int) -> Made:
     runner = prepare(bound.chain(x, launches), x.device)
     return _module(bound.bind_to(Relu(), (x,), runner, (0,)), x)
 
 
-def _executor(x: torch.Tensor) -> tuple[Call, torch.Tensor]:
+def _executor(x: torch.Tensor) -> Made:
     runner, inputs = prepare(bound.chain(x, 1), x.device), [x]
     return lambda: runner(inputs)[0], torch.relu(x)
 
 
-def _triton(x: torch.Tensor, *, allocate: bool) -> tuple[Call, torch.Tensor]:
+def _triton(x: torch.Tensor, *, allocate: bool) -> Made:
     kernel, out, grid = bound.relu_kernel(x.device)[2], torch.empty_like(x), (-(-x.numel() // 1024),)
 
     def call() -> torch.Tensor:
@@ -169,7 +192,7 @@ def _triton(x: torch.Tensor, *, allocate: bool) -> tuple[Call, torch.Tensor]:
     return call, torch.relu(x)
 
 
-def _replay(module: nn.Module, x: torch.Tensor) -> tuple[Call, torch.Tensor]:
+def _replay(module: nn.Module, x: torch.Tensor) -> Made:
     module._compiled_call_impl = None
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -187,33 +210,48 @@ def _replay(module: nn.Module, x: torch.Tensor) -> tuple[Call, torch.Tensor]:
     return call, module(x)
 
 
-def measured(name: str, make: Callable[[], tuple[Call, torch.Tensor]], calls: int, wait: Call) -> Row:
-    """The row of one contender."""
+def measured(group: Group, calls: int, wait: Call) -> list[Row]:
+    """The rows of a group. One that cannot be made is a row with its reason, and the others are measured without it."""
+    rows: dict[str, Row] = {}
+    ready: dict[str, Call] = {}
+    for name, make in group:
+        try:
+            call, expected = make()
+            call()
+            torch.testing.assert_close(call(), expected, rtol=1e-2, atol=1e-3)  # the same thing; accuracy is judged elsewhere
+            ready[name] = call
+        except Exception as error:  # noqa: BLE001  a contender that fails is a row
+            rows[name] = _failed(name, error)
     try:
-        call, expected = make()
-        call()
-        torch.testing.assert_close(
-            call(), expected, rtol=1e-2, atol=1e-3
-        )  # it computes the same thing; accuracy is judged elsewhere
-        return Row(name, *measure(call, calls, wait, 1 if "BERT" in name else _BATCH))
-    except Exception as error:  # noqa: BLE001  a contender that fails is a row
-        return Row(name, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        batch = 1 if any("BERT" in name for name in ready) else _BATCH
+        times = measure(tuple(ready.values()), calls, wait, batch) if ready else []
+        rows |= {name: Row(name, *us) for name, us in zip(ready, times, strict=True)}
+    except Exception as error:  # noqa: BLE001  as above
+        rows |= {name: _failed(name, error) for name in ready}
+    return [rows[name] for name, _ in group]
+
+
+def _failed(name: str, error: Exception) -> Row:
+    return Row(name, reason=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def conclusions(rows: Sequence[Row]) -> dict[str, float]:
-    """What the rows say about our own cost: microseconds for each further launch, and times of bare graph replay."""
+    """What the rows say about our own cost: microseconds for each further launch, and ratios of host times."""
     us = {row.name: row.median_us for row in rows if row.median_us is not None}
+    quiet = {row.name: row.p10_us for row in rows if row.p10_us is not None}
     found: dict[str, float] = {}
     first, last = (us.get(f"accelerated: launches, {count}") for count in (_CHAIN[0], _CHAIN[-1]))
     if first is not None and last is not None:
         found["further_launch_us"] = (last - first) / (_CHAIN[-1] - _CHAIN[0])
+    bert, replay = "accelerated: BERT-base b1, CUDA graph", "CUDA graph: replay, BERT-base b1"
+    ours, eager = "accelerated: three operators", "eager: nn.Module, three operators"
     ratios = {
-        "bert_over_bare_replay": ("accelerated: BERT-base b1, CUDA graph", "CUDA graph: replay, BERT-base b1"),
-        "three_operators_over_eager": ("accelerated: three operators", "eager: nn.Module, three operators"),
+        "bert_over_bare_replay": (us, bert, replay),
+        "bert_held_over_bare_replay": (us, f"{bert}, result held", replay),
+        "three_operators_over_eager": (us, ours, eager),
+        "three_operators_over_eager_p10": (quiet, ours, eager),
     }
-    for name, (ours, base) in ratios.items():
-        if ours in us and base in us:
-            found[name] = us[ours] / us[base]
+    found |= {name: of[one] / of[base] for name, (of, one, base) in ratios.items() if one in of and base in of}
     return found
 
 
@@ -231,11 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)  # waking other threads costs more than these calls
     environment, rows = {**report.environment(), "extension": native.status()[1] or "used"}, []
     with torch.inference_mode():
-        for name, make in contenders(device):
-            if args.only in name:
-                rows.append(measured(name, make, args.calls, wait))
-                us = "-" if rows[-1].median_us is None else f"{rows[-1].median_us:.2f} us"
-                print(f"{name:48} {us:>12}  {rows[-1].reason}", flush=True)
+        for group in contenders(device):
+            for row in measured([one for one in group if args.only in one[0]], args.calls, wait):
+                rows.append(row)
+                us = "-" if row.median_us is None else f"{row.median_us:.2f} us"
+                print(f"{row.name:58} {us:>12}  {row.reason}", flush=True)
     options = {"device": device.type, "calls": args.calls}
     found = conclusions(rows)
     report.save(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import bound
-from benchmarks.bench_overhead import Relu, Row, Three, conclusions, main, measure, measured
+from benchmarks.bench_overhead import Relu, Row, Three, _held, conclusions, main, measure, measured
+from benchmarks.report import load
 from torch_cudal1 import native
 
 
@@ -29,28 +32,79 @@ def test_a_bound_module_answers_through_the_quick_way(schedule):
 
 def test_a_time_is_that_of_the_call():
     waits = []
-    median, p10, p90 = measure(lambda: time.sleep(0.001), 20, lambda: waits.append(1), batch=5)
+    ((median, p10, p90),) = measure([lambda: time.sleep(0.001)], 20, lambda: waits.append(1), batch=5)
     assert p90 >= median >= p10 >= 900
     assert len(waits) == 1 + 4
 
 
-def test_a_failure_or_a_wrong_answer_is_a_row_with_its_reason():
+def test_a_group_takes_turns_batch_by_batch():
+    order = []
+    one, other = measure([lambda: order.append("a"), lambda: order.append("b")], 8, lambda: order.append("|"), batch=3)
+    assert len(one) == len(other) == 3
+    assert "".join(order).lstrip("ab") == "|aaa|bbb|aaa|bbb|aa|bb|"
+
+
+def test_a_failure_or_a_wrong_answer_is_a_row_with_its_reason_and_the_others_are_measured():
     x = torch.randn(3)
 
     def broken() -> object:
         raise RuntimeError("no such kernel")
 
-    assert "no such kernel" in measured("broken", broken, 5, lambda: None).reason
-    wrong = measured("wrong", lambda: (lambda: x + 1, x), 5, lambda: None)
-    assert "not close" in wrong.reason
-    assert wrong.median_us is None
-    assert measured("right", lambda: (lambda: Relu()(x), torch.relu(x)), 5, lambda: None).reason == ""
+    group = [
+        ("broken", broken),
+        ("wrong", lambda: (lambda: x + 1, x)),
+        ("right", lambda: (lambda: Relu()(x), torch.relu(x))),
+    ]
+    first, second, third = measured(group, 5, lambda: None)
+    assert "no such kernel" in first.reason
+    assert "not close" in second.reason
+    assert second.median_us is None
+    assert (third.name, third.reason) == ("right", "")
+
+
+def test_a_contender_that_fails_while_it_is_measured_is_a_row_too():
+    x, calls = torch.randn(3), []
+
+    def tires() -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 100:
+            raise RuntimeError("tired")
+        return x
+
+    (row,) = measured([("tires", lambda: (tires, x))], 5, lambda: None)
+    assert "tired" in row.reason
+
+
+def test_who_holds_results_has_as_many_at_a_time():
+    made = []
+
+    def call() -> torch.Tensor:
+        made.append(torch.zeros(2))
+        return made[-1]
+
+    held, _ = _held((call, torch.zeros(2)), 2)
+    seen = [weakref.ref(held()) for _ in range(4)]
+    made.clear()
+    assert [one() is not None for one in seen] == [False, False, True, True]
 
 
 def test_conclusions_come_from_the_rows():
-    rows = [Row("accelerated: launches, 1", 4.0), Row("accelerated: launches, 8", 11.0), Row("accelerated: three operators", 3.0)]
+    rows = [
+        Row("accelerated: launches, 1", 4.0),
+        Row("accelerated: launches, 8", 11.0),
+        Row("accelerated: three operators", 3.0, 2.0),
+    ]
     assert conclusions(rows) == {"further_launch_us": 1.0}
-    assert conclusions([*rows, Row("eager: nn.Module, three operators", 6.0)])["three_operators_over_eager"] == 0.5
+    found = conclusions([*rows, Row("eager: nn.Module, three operators", 6.0, 5.0)])
+    assert (found["three_operators_over_eager"], found["three_operators_over_eager_p10"]) == (0.5, 0.4)
+
+
+def test_the_executor_on_the_cpu_costs_no_more_than_eager_in_the_committed_results():
+    found = load(Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-overhead.json")
+    assert found["environment"]["extension"] == "used"
+    assert found["summary"] == conclusions([Row(**row) for row in found["rows"]])
+    assert found["summary"]["three_operators_over_eager"] <= 1.0
+    assert found["summary"]["three_operators_over_eager_p10"] <= 1.0
 
 
 def test_it_runs_on_the_cpu_and_writes_its_results(tmp_path, capsys):
