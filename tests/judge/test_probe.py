@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch_cudal1.confine import acts, landlock, seccomp
 from torch_cudal1.confine.plan import Plan
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge import probe, sandbox
+from torch_cudal1.judge import probe, sandbox, start
 from torch_cudal1.judge.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, Control, Probed, choose
 from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.judge.reach import environment, reach
@@ -239,3 +240,49 @@ def test_strangers_may_read_the_compiler_wherever_it_is_installed_but_no_home_ar
     left = reach(tmp_path / "scratch", variables, own=False, gpu=False)
     assert str(installed) in left.read
     assert str(home) not in left.read
+
+
+STARTS_LIKE_CUDA = """
+import os, sys
+if (worker := os.fork()) == 0:
+    with open("/proc/self/comm", "w") as name:
+        name.write("cuda")
+    os._exit(0)
+sys.exit(bool(os.waitpid(worker, 0)[1]))
+"""
+
+
+@able
+@pytest.mark.parametrize("trust", ["own", "foreign"])
+def test_what_code_of_ours_starts_may_start_the_gpu_s_driver_too(trust: str, tmp_path: Path) -> None:
+    """CUDA writes into the /proc folder of its process. Inductor's compile workers are processes of a child, and ask CUDA."""
+    scratch = start.make_scratch("cudal1-test-")
+    try:
+        limits = Limits(torch.device("cuda"), 30.0, trust=trust)  # type: ignore[arg-type]
+        variables = environment(scratch, own=trust == "own", visible_gpu=True)
+        plan = start.plan_for(limits, 2, scratch, variables)
+        with (tmp_path / "log").open("wb") as log:
+            process = start.launch(plan, [sys.executable, "-S", "-P", "-c", STARTS_LIKE_CUDA], variables, fds=(), log=log)
+            status = process.wait(60)
+            start.end(process)
+        assert (status == 0) == (trust == "own"), (tmp_path / "log").read_text()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.mark.parametrize("fails_in", ["nowhere", "here", "a process started here"])
+def test_the_gpu_must_be_usable_in_processes_that_a_compiler_starts(fails_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+
+    def use() -> str:
+        if fails_in != "nowhere" and (fails_in == "here") == (os.getpid() == here):
+            raise OSError(5, "cuInit answered 304")
+        return "used"
+
+    monkeypatch.setattr(acts.gpu, "use", use)
+    asked = acts.Ask("", "", 0, 0, "", "", 0, "", "", "", gpu=True, own=True, run=False, level=2)
+    happened, told = acts._tried(acts.NEEDS["GPU"], asked)
+    assert happened == (fails_in == "nowhere"), told
+    assert acts._tried(acts.NEEDS["GPU"], replace(asked, own=False))[0] == (
+        fails_in != "here"
+    )  # strangers start no compiler for it

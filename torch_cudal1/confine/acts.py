@@ -234,7 +234,25 @@ def _compile(ask: Ask) -> str:
 
 
 def _gpu(ask: Ask) -> str:
-    return gpu.use() if ask.gpu else "no GPU to try"
+    """Use it here, and where code of ours compiles also in a process started before: a compiler's workers ask for the GPU too."""
+    if not ask.gpu:
+        return "no GPU to try"
+    worker = os.fork() if ask.own and not ask.run else None  # before the driver is loaded: what it knows is of one process
+    if worker == 0:
+        os._exit(_status_of(gpu.use))
+    told = gpu.use()
+    if worker and os.waitpid(worker, 0)[1]:
+        raise OSError(errno.EIO, "it can be used here, and not in a process that was started here")
+    return told
+
+
+def _status_of(use: Callable[[], object]) -> int:
+    try:
+        use()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 Act = Callable[[Ask], str]

@@ -71,7 +71,9 @@ def reach(
     if gpu:
         devices += [path for pattern in _GPU_DEVICES for path in sorted(glob.glob(pattern))]
         read += _GPU_READ
-        write.append("/proc" if watched else "/proc/self")  # the driver names its threads there, or does not start (error 304)
+        # CUDA's driver names its threads in the /proc folder of its process, or does not start (error 304), and Landlock's rule for
+        # /proc/self is for one process only. Inductor's compile workers ask CUDA too, and without it compile nothing.
+        write.append("/proc" if own or watched else "/proc/self")
     both = [path for given in read for path in (os.path.abspath(given), os.path.realpath(given)) if not given.startswith("/proc")]
     return Reach(tuple(dict.fromkeys(("/proc", *both))), (str(_PACKAGE.parent),), tuple(dict.fromkeys(write)), tuple(devices))
 
