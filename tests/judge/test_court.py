@@ -12,7 +12,7 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec, with_steps
 from torch_cudal1 import observe
-from torch_cudal1.judge import Job, Ranking, build, court, evidence, judge, kept_warm, rank_baselines, tried
+from torch_cudal1.judge import Job, Ranking, build, evidence, judge, kept_warm, race, rank_baselines, tried
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Accepted, Candidate, Contract, Region, Rejected, Target
@@ -105,11 +105,30 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
         yield ""
         held.append("given back")
 
-    raced = court._raced
-    monkeypatch.setattr(court, "exclusive", exclusive)
-    monkeypatch.setattr(court, "_raced", lambda *given: held.append("raced") or raced(*given))
+    raced = race._raced
+    monkeypatch.setattr(race, "exclusive", exclusive)
+    monkeypatch.setattr(race, "_raced", lambda *given: held.append("raced") or raced(*given))
     rank_baselines(region, ("eager",), JOB)
     assert held == ["lock of cpu", "raced", "given back"]
+
+
+def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_reason(monkeypatch) -> None:
+    """A traceback ends with what went wrong, and compiling a large model twice to hear it again costs a minute."""
+    asked: list[str] = []
+    really = race._tried
+    cause = "InductorError: SubprocException\n" + "  File x\n" * 400 + "RuntimeError: Could not find an active GPU backend"
+
+    def tried_schedule(trial, name, *given):
+        asked.append(name)
+        return (race._gist(cause), None) if name == "inductor" else really(trial, name, *given)
+
+    monkeypatch.setattr(race, "_tried", tried_schedule)
+    region, _ = diagonal_product()
+    ranking = rank_baselines(region, ("inductor", "inductor+graph"), JOB)
+    assert asked == ["eager", "inductor"]
+    told = "InductorError: SubprocException ... RuntimeError: Could not find an active GPU backend"
+    assert ranking.failures == {"inductor": told, "inductor+graph": f"inductor failed: {told}"}
+    assert (ranking.best.schedule, set(ranking.medians_us)) == ("eager", {"eager"})
 
 
 def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:

@@ -1,16 +1,17 @@
 """The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
 
-`court` is the front door; `timing` is used by whoever measures. Sources, caches and graphs are not its business. What a name stands
-for is loaded when it is first asked for: a process that finds its decisions in a cache never asks.
+`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures. Sources, caches and graphs are not
+its business. What a name stands for is loaded when it is first asked for: a process that finds its decisions in a cache never asks.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, rank_baselines, tried
+    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, tried
     from torch_cudal1.judge.decide import conservative
     from torch_cudal1.judge.gpu_lock import working_s
+    from torch_cudal1.judge.race import rank_baselines
     from torch_cudal1.judge.warm import in_background, kept_warm
 
 __all__ = [
@@ -30,7 +31,13 @@ __all__ = [
     "working_s",
 ]
 
-_ELSEWHERE = {"conservative": "decide", "in_background": "warm", "kept_warm": "warm", "working_s": "gpu_lock"}
+_ELSEWHERE = {
+    "conservative": "decide",
+    "in_background": "warm",
+    "kept_warm": "warm",
+    "rank_baselines": "race",
+    "working_s": "gpu_lock",
+}
 
 
 def __getattr__(name: str) -> Any:

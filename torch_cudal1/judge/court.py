@@ -1,4 +1,4 @@
-"""The judge's front door: which baseline is fastest, and is a candidate right and faster. One child process per question.
+"""The judge's front door: is a candidate right and faster. One child process per question; `race` finds the fastest baseline.
 
 Everything a candidate does wrong comes back as a `Rejected` value; SandboxError means that this machine cannot judge at all.
 """
@@ -6,8 +6,7 @@ Everything a candidate does wrong comes back as a `Rejected` value; SandboxError
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +16,9 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import ProgramError, SandboxError
-from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.confirm import confirm, other_device
 from torch_cudal1.judge.contract import contract
-from torch_cudal1.judge.decide import Unstable, choose_baseline, conservative, decide, score
+from torch_cudal1.judge.decide import Unstable, conservative, decide, score
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.judge.levels import Confinement
@@ -28,18 +26,16 @@ from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
 from torch_cudal1.judge.roofline import ceiling, roofline, work
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.subject import Outputs, RegionSubject
+from torch_cudal1.judge.subject import RegionSubject
 from torch_cudal1.judge.timed import Timed, time_slots
 from torch_cudal1.judge.transport import read_program, write_payloads
 from torch_cudal1.judge.trial import Book, Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.judge.warm import begin as begin_child
 from torch_cudal1.judge.warm import fresh, lent
-from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Program
 from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import (
-    SCHEDULES,
     Accepted,
     Candidate,
     Check,
@@ -47,7 +43,6 @@ from torch_cudal1.records import (
     Decision,
     Region,
     Rejected,
-    Schedule,
     Target,
     Timing,
     Verdict,
@@ -57,12 +52,10 @@ from torch_cudal1.settings import Settings
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
-__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "rank_baselines", "tried"]
+__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "tried"]
 
-_RACE_BUDGET_S = 10.0
 # of the GPU with each process; tensors beyond it go through files
-_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 4 << 30, 12
-_RANDOM_SEED = 20_260_101
+_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 9 << 30, 12
 _ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
 
@@ -118,23 +111,9 @@ def begin(region: Region, job: Job) -> None:
     inputs = sum(spec.size_bytes for spec in region.program.inputs)
     outputs = sum(spec.size_bytes for spec in output_specs(region.program) if spec is not None)
     free = torch.cuda.mem_get_info(job.device)[0] if job.device.type == "cuda" else 0
-    shared = min(max(inputs, outputs) + _SLACK_BYTES, _MOST_SHARED_BYTES, free // _SHARE_OF_FREE)
-    begin_child(limits_for(job.settings, job.device), job.contract, shared)
-
-
-def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> Ranking:
-    """Measure the region's reference Program under each schedule, eager always among them. Raises SandboxError."""
-    left = [name for name in SCHEDULES if name == "eager" or name in set(schedules)]
-    failures: dict[str, str] = {}
-    samples: dict[str, list[float]] = {}
-    while left and not samples:
-        samples = _race(region, left, job, failures)
-        left = [name for name in left if name not in failures]
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    best = choose_baseline(medians) if medians else "eager"
-    observe.record("judge", "baselines", region.key[:12], best=best, medians_us=medians, failures=failures)
-    schedule = next(name for name in SCHEDULES if name == best)
-    return Ranking(Candidate(region.program, schedule, "baseline"), medians, failures)
+    shared = max(inputs, outputs) + _SLACK_BYTES
+    fits = shared <= min(_MOST_SHARED_BYTES, free // _SHARE_OF_FREE)  # less than a message is of no use
+    begin_child(limits_for(job.settings, job.device), job.contract, shared if fits else 0)
 
 
 def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Judgement:
@@ -299,56 +278,6 @@ def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: J
             trial.draw(distribution)
         trial.load("candidate", candidate)
         return _timed(trial, ranking, job)
-
-
-def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dict[str, str]) -> dict[str, list[float]]:
-    """One race in one child; what fails goes into `failures`. Empty when the child was lost, so that the rest can try again."""
-    with lent(limits_for(job.settings, job.device), job.contract) as child:
-        eager = Candidate(region.program, "eager", "baseline")
-        trial = _trial(region, eager, job, child)
-        try:
-            names = [trial.draw("normal").name, trial.draw("shifted").name]
-        except CandidateFailure as error:
-            failures.update(dict.fromkeys(schedules, error.found))
-            return {}
-        ready, expected = [], None
-        for name in schedules:
-            reason, outputs = _tried_schedule(trial, name, names[0], expected)
-            expected = outputs if name == "eager" else expected
-            if reason:
-                failures[name] = reason
-            else:
-                ready.append(name)
-            if not child.usable:
-                return {}
-        with exclusive(job.device):
-            return _raced(child, ready, names, failures)
-
-
-def _tried_schedule(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) -> tuple[str, Outputs | None]:
-    """Load the reference under a schedule and call it once: why it is out of the race ("" if it is not), and its outputs."""
-    assert isinstance(trial.candidate, Candidate)  # the reference Program itself
-    try:
-        trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
-        if is_random_program(trial.candidate.program):
-            trial.child.call("surroundings", stir=_RANDOM_SEED)  # the same numbers for each, or it is not the same function
-        outputs = trial.call_slot(name, inputs).outputs
-    except CandidateFailure as error:
-        return error.found, None
-    if expected is not None and not all(grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
-        return "its result is not eager's", outputs
-    return "", outputs
-
-
-def _raced(child: Child, ready: Sequence[str], sets: Sequence[str], failures: dict[str, str]) -> dict[str, list[float]]:
-    if not ready:
-        return {}
-    try:
-        answer = child.call("bench", slots=list(ready), sets=list(sets), budget_s=_RACE_BUDGET_S)
-        return {name: [float(value) for value in answer["samples"][name]] for name in ready}
-    except CandidateFailure as error:
-        failures[ready[-1]] = f"the race ended: {error.found}"  # the last one is the least proven; the others run again
-        return {}
 
 
 def _built(child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target) -> Candidate | Rejected:

@@ -46,6 +46,7 @@ WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
 _TAIL_CHARS = 600
+_ERROR_CHARS = 2000
 
 
 class CandidateFailure(SandboxError):
@@ -156,7 +157,7 @@ class Child:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
-            raise CandidateFailure(verb, str(answer["error"])[:2000], str(answer.get("detector") or verb))
+            raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
         return answer
 
     def finish(self, wait_s: float) -> bool:
@@ -254,6 +255,11 @@ class Child:
         self._log.seek(0)
         text = self._log.read()[-_TAIL_CHARS:].decode(errors="replace").strip()
         return f"; its last words: {text!r}" if text else ""
+
+
+def _ends_of(text: str) -> str:
+    """A long text without its middle: a traceback ends with what went wrong."""
+    return text if len(text) <= _ERROR_CHARS else f"{text[: _ERROR_CHARS // 2]} [...] {text[-_ERROR_CHARS // 2 :]}"
 
 
 def _confinement(limits: Limits) -> Confinement:
