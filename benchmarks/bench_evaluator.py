@@ -25,9 +25,10 @@ from benchmarks import report
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.machine import contract_for
 from torch_cudal1.settings import Settings
-from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.lanes import fitting
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.terms import Terms
 
 __all__ = ["Run", "main", "measured", "programs"]
 
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed on a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lanes", default="12,16,8", help="comma-separated")
+    parser.add_argument("--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it")
     parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
     parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
     parser.add_argument("--shape", default="4096,2048")
@@ -156,13 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     shape = tuple(map(int, options.shape.split(",")))
-    wanted = [(int(lanes), trust) for lanes in options.lanes.split(",") for trust in options.trusts.split(",")]
+    tensor_bytes, device = 4 * shape[0] * shape[1], torch.device(options.device)
+    counts = dict.fromkeys(fitting(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(","))
+    wanted = [(lanes, trust) for lanes in counts for trust in options.trusts.split(",")]
     runs: list[Run] = [Run(**row) for row in report.load(options.out)["rows"]] if options.out.exists() else []
     left = [one for one in wanted if one not in {(run.lanes, run.trust) for run in runs}]
     settings = Settings()
     for index, (lanes, trust) in enumerate(left):
         with tempfile.TemporaryDirectory() as folder:
-            terms = Terms(settings, contract_for(settings), torch.device(options.device), Path(folder), trust=trust)
+            terms = Terms(settings, contract_for(settings), device, Path(folder), trust=trust)
             run = measured(terms, lanes, options.budget_s / len(left), (shape[0], shape[1]))
         runs.append(run)
         print(json.dumps(asdict(run)), flush=True)

@@ -20,9 +20,9 @@ from torch_cudal1.training.landscape.__main__ import main
 from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
+from torch_cudal1.training.terms import Terms
 
 CPU = torch.device("cpu")
 CODEC = KslCodec("cpu")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,12 @@ from torch_cudal1.judge.timed import Timed, stability
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check, Contract
 from torch_cudal1.settings import Settings
-from torch_cudal1.training.lane import Lane, Terms, failure_of
+from torch_cudal1.training.failures import failure_of
+from torch_cudal1.training.lane import Lane, Lap, NoMemory
+from torch_cudal1.training.lanes import Lanes, Question
 from torch_cudal1.training.measure import JudgeEvaluator, Remembered
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.terms import Terms
 
 CPU = torch.device("cpu")
 
@@ -129,7 +134,7 @@ def test_the_real_clock_times_a_real_program(tmp_path: Path) -> None:
 
 
 def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_cudal1.training.measure._in_lane", _dying)
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _dying)
     wrong = [program(f"p{index}", source(f"x * {index}")) for index in range(2)]
     with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
         found = evaluator.measure(TASK, [wrong[0], program("killer", "x"), wrong[1], wrong[0]])
@@ -139,14 +144,69 @@ def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monk
     assert evaluator.memory.counts["measured"] == 3
 
 
-def _dying(question: tuple[TrainingTask, Decoded, float | None]) -> object:
-    from torch_cudal1.training import measure
-    from torch_cudal1.training.lane import Lap
-
+def _dying(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
     if question[1].program == "killer":
         os._exit(9)
-    assert measure._LANE is not None
     return Lap(Measured(question[0].id, question[1].program, "wrong"), {"pid": os.getpid()})
+
+
+def _without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+    """Only the first process that comes here finds memory; `first` is a link, which is there and says who it is at once."""
+    first, own = Path(question[1].source), str(os.getpid())
+    first.with_suffix(f".{own}").touch()
+    with suppress(FileExistsError):
+        first.symlink_to(own)
+    if os.readlink(first) != own:
+        raise NoMemory(question[0].id, "none left")
+    return Lap(Measured(question[0].id, question[1].program, "wrong"), {})
+
+
+def test_a_lane_that_finds_no_memory_is_given_up_and_the_others_do_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _without_memory)
+    questions = [(replace(TASK, reference=f"reference {i}"), [program(f"p{i}", str(tmp_path / "first"))]) for i in range(6)]
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
+        found = [one for answers in evaluator.measure_all(questions) for one in answers]
+        assert evaluator._lanes is not None
+        left = len(evaluator._lanes._seats)
+    assert [one.outcome for one in found] == ["wrong"] * 6
+    assert left == 3 - len(list(tmp_path.glob("first.*")))
+
+
+def test_the_last_lane_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _always_without_memory)
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator, pytest.raises(NoMemory, match="use fewer lanes"):
+        evaluator.measure(TASK, [program("p", source())])
+
+
+def _always_without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+    raise NoMemory(question[0].id, "none left")
+
+
+def waiting(**programs: int) -> dict[str, deque[Question]]:
+    return {name: deque([(TASK, program("p", source()), None, False)] * count) for name, count in programs.items()}
+
+
+@pytest.mark.parametrize(
+    ("at", "others", "left", "goes"),
+    [
+        ("a", [], {"a": 1, "b": 9}, "a"),  # it stays where it is
+        ("", [], {"a": 3, "b": 9}, "b"),  # where most wait
+        ("", ["b"], {"a": 5, "b": 9}, "a"),  # for each lane that would be there
+        ("", ["b"], {"b": 9}, "b"),
+        ("", ["b"], {"b": 1}, ""),  # whoever is there is as soon done
+        ("", ["b", "b"], {"b": 3}, ""),
+        ("a", ["a"], {"a": 0, "b": 1}, "b"),  # nobody is there
+        ("a", [], {"a": 0}, ""),
+    ],
+)
+def test_a_free_lane_goes_where_it_saves_most(tmp_path: Path, at: str, others: list[str], left: dict[str, int], goes: str) -> None:
+    lanes = Lanes(terms(tmp_path), 1 + len(others))
+    lanes._seats[0].reference = at
+    for seat, reference in zip(lanes._seats[1:], others, strict=True):
+        seat.reference, seat.question = reference, (TASK, program("p", source()), None, False)
+    assert lanes._next(lanes._seats[0], waiting(**left)) == goes
 
 
 def ok(score: float) -> Measured:
@@ -242,7 +302,7 @@ def test_a_lane_out_of_memory_gives_back_what_it_holds_and_tries_once_more(lane:
     monkeypatch.setattr(lane, "_judged", short_of_memory)
     assert measured(lane, source(), 1.5).score == 1.5
     falls[0] = 2
-    with pytest.raises(TargetError, match=r"'relu'.*too little memory.*fewer lanes"):
+    with pytest.raises(TargetError, match=r"relu.*too little memory.*fewer lanes"):
         measured(lane, source())
     assert measured(lane, source(), 1.5).score == 1.5
 
@@ -271,21 +331,63 @@ def test_what_the_whole_gpu_holds_is_not_held_against_a_program_beside_others(la
     assert asked == [False]
 
 
-def test_a_race_whose_buckets_are_too_far_apart_is_run_again_in_the_same_process(lane: Lane) -> None:
+def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_preparation(lane: Lane) -> None:
     class Unsteady(Clock):
-        steady_after = 0
+        races = steady_after = 0
 
         def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
-            run = super().__call__(trial, baseline, plan)
-            if len(self.pids) > self.steady_after:
-                return run
-            pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
-            found = Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
-            return lambda: Timed(found, (), {})
+            steady = super().__call__(trial, baseline, plan)
+
+            def run() -> Timed:
+                self.races += 1
+                if self.races > self.steady_after:
+                    return steady()
+                pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
+                return Timed(Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {})
+
+            return run
 
     for steady_after, outcome, races in ((1, "ok", 2), (3, "unstable", 3)):
-        lane._clock = clock = Unsteady(*[1.5] * 3)
+        lane._clock = clock = Unsteady(1.5)
         clock.steady_after = steady_after
         assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
-        assert len(clock.pids) == races
-        assert len(set(clock.pids)) == 1
+        assert clock.races == races
+        assert len(clock.pids) == 1
+
+
+def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    differ = Check("wall_slope", False, detail="50 us a call by the judge's clock, 25 us by the process's own")
+    answers: list[Any] = []
+    monkeypatch.setattr(lane, "_judged", lambda *given: answers.pop(0))
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, device=torch.device("cuda")))
+    cases = ([differ, differ], "hack"), ([differ, (1.5, (1.5,) * 7)], "unstable"), ([differ, Check("numerics", False)], "wrong")
+    for given, outcome in cases:
+        answers[:] = given
+        assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
+        assert not answers
+
+
+OWN = "torch.relu(x) * 2 + 1"
+
+
+def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_and_a_cheat_does_not(tmp_path: Path) -> None:
+    cheat = source(OWN, before="torch.manual_seed(0)")
+    cases = ((source("x.no_such_thing()"), "run", True), (source("torch.relu(x)"), "wrong", True), (cheat, "hack", False))
+    with Lane(replace(terms(tmp_path), trust="own"), Clock(1.5, 1.5, 1.5)) as lane:
+        for text, outcome, kept in cases:
+            assert lane.measure(TASK, program("right", source(OWN))).measured.outcome == "ok"
+            assert lane._kept is not None
+            pid = lane._kept[0].pid
+            assert lane.measure(TASK, program("p", text)).measured.outcome == outcome
+            assert (lane._kept is not None and lane._kept[0].pid == pid) is kept
+
+
+def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Lane) -> None:
+    other = replace(TASK, reference=f"{TASK.reference}\n# another text")
+    assert measured(lane, source(), 1.5).score == 1.5
+    assert lane._benches[TASK.reference].book
+    lane._clock = Clock(1.5)
+    assert lane.measure(other, program("p", source())).measured.score == 1.5
+    left, there = lane._benches[TASK.reference], lane._benches[other.reference]
+    assert (bool(left.book), left.baselines, bool(there.book)) == (False, None, True)
+    assert measured(lane, source(), 1.5).score == 1.5  # and can come back

@@ -13,10 +13,10 @@ from benchmarks.bench_evaluator import _CHAIN, _REFERENCE, programs
 from tests.training.sources import program
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
-from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.records import TrainingTask
+from torch_cudal1.training.terms import Terms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 ROWS, WIDTH = 4096, 4096  # 50 us and more on the fastest of GPUs

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.judge.detectors.values import first_two
-from torch_cudal1.judge.duel import ChildSpinner, Slope, most_calls, slope, wall_slope
+from torch_cudal1.judge.duel import ChildSpinner, most_calls, slope, wall_slope
 from torch_cudal1.judge.measure import Pairs, measure
 from torch_cudal1.judge.profiles import BUCKETS, TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
@@ -31,7 +31,8 @@ _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US = 1_000.0  # a batch this long says what a call costs
-_SLOPE_US, _SLOPE_TRIES = 4_000.0, 4
+_SLOPE_US = 4_000.0
+_SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far as what they keep allows
 
 
 @dataclass
@@ -48,7 +49,13 @@ class Race:
     temperatures: tuple[L2, ...] = field(default=("hot",))
     looked: set[int] = field(default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS)))
     first_us: tuple[float, float] | None = None
+    warmed: tuple[Warm, Warm] | None = None
     _bucket: int = 0
+
+    def anew(self) -> Race:
+        """Another race of the same two, which are warm: other outputs are looked at, at least one of its own."""
+        audit = replace(self.audit, judged=0, spent_s=0.0)
+        return Race(self.baseline, self.candidate, audit, self.temperatures, first_us=self.first_us, warmed=self.warmed)
 
     def settle(self) -> tuple[float, float]:
         """Let both sides make their rings of inputs and have their first calls, beside whoever else is there.
@@ -59,9 +66,11 @@ class Race:
         return self.first_us
 
     def warm(self) -> tuple[Warm, Warm]:
-        """Batches of growing length. Raises CandidateFailure."""
-        first = self.first_us or self.settle()
-        return _warm(self.baseline, first[0]), _warm(self.candidate, first[1])
+        """Batches of growing length, in the first race of the two. Raises CandidateFailure."""
+        if self.warmed is None:
+            first = self.first_us or self.settle()
+            self.warmed = _warm(self.baseline, first[0]), _warm(self.candidate, first[1])
+        return self.warmed
 
     def bucket(self, batch: Batch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
@@ -89,6 +98,7 @@ class Race:
 def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
     """Draw the inputs for slot "candidate" of the trial's child and a slot of another child, and let both begin; the result
     measures them, alone. What the outputs are to be is known by then, so that others are not kept off the device meanwhile.
+    Whoever is not content with a measurement calls the result again: only the race itself is run once more.
 
     Both raise CandidateFailure.
     """
@@ -105,16 +115,16 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     _foresee(fresh)
 
     def timed() -> Timed:
-        started = time.monotonic()
+        nonlocal race
+        race, started = race.anew(), time.monotonic()
         try:
             found = measure(race, plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
-        checks = [audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
+        checks = [race.audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
         if trial.device.type == "cuda":
             checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
-        fresh.drop(*list(fresh.samples.values()))
         return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
 
     return timed
@@ -129,11 +139,10 @@ def _foresee(trial: Trial) -> None:
 
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
-    """`wall_slope`: noise passes on a later try with longer batches, a false clock on none."""
-    spinner.inline = False
-    slopes: list[Slope] = []
-    for attempt in range(_SLOPE_TRIES):
-        slopes = [slope(spinner, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(1 + attempt)]
+    """`wall_slope`: noise passes on a later try, with longer batches and the median of more of them; a false clock on none."""
+    apart = replace(spinner, inline=False)
+    for attempt, count in enumerate(_SLOPES):
+        slopes = [slope(apart, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(count)]
         answer = wall_slope(slopes)
         if answer.passed:
             break

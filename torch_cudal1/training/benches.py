@@ -25,7 +25,6 @@ from torch_cudal1.training.endpoint import Endpoint
 from torch_cudal1.training.experiment import Bench
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.naive import NaiveEvaluator
@@ -34,6 +33,7 @@ from torch_cudal1.training.records import Evaluator, Exemplar, Policy, TrainingT
 from torch_cudal1.training.replay import ReplayEvaluator
 from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
+from torch_cudal1.training.terms import Terms
 from torch_cudal1.training.text_codec import TextCodec
 
 __all__ = ["Ground", "TeachingText", "ground_bench", "naive_bench", "replay_bench", "writers"]

@@ -17,9 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from pathlib import Path
 from secrets import randbits
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -38,62 +37,37 @@ from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
-from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan, profile_for
+from torch_cudal1.judge.profiles import TimingPlan, profile_for
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.judge.timed import Timed
 from torch_cudal1.judge.trial import Book, Trial
 from torch_cudal1.judge.validate import detectors_of, validate
-from torch_cudal1.records import Check, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.records import Check
+from torch_cudal1.training.failures import failure_of
 from torch_cudal1.training.gate import Gate
-from torch_cudal1.training.records import Decoded, Failure, Measured, TrainingTask
-from torch_cudal1.training.reward import Rule, Unstable, score_of
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.reward import Unstable, score_of
+from torch_cudal1.training.terms import Terms
 
-__all__ = ["Lane", "Lap", "Terms", "failure_of"]
+__all__ = ["Lane", "Lap", "NoMemory"]
 
 Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Callable[[], Timed]]
-_CHEATS = frozenset(
-    (
-        *("env_diff", "fresh_output", "call_history", "impostor", "ghost", "isolation", "protocol", "stream_order", "state_dict"),
-        *("timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline"),
-    )
-)
-_BROKE = frozenset(("resource", "run", "load", "put", "spin", "soak", "reenter", "poisoned", "banded", "timing"))
 # They look at the process, and call the program a few times: too little to disturb a race, too long to hold one up.
 _BESIDE: frozenset[Detector] = frozenset((state_dict, env_diff, env_diff_calls, resource, isolation))
 _RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
-_ARENA_BYTES = 256 << 20  # of the GPU, shared with each process: inputs or results of one call
+_ARENA_BYTES = 128 << 20  # of the GPU, shared with each process: inputs or results of one call
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
-@dataclass(frozen=True)
-class Terms:
-    """Under what programs are measured.
+class NoMemory(TargetError):
+    """This GPU has too little memory left for one more lane at this task."""
 
-    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: which variance of
-    the seven buckets is too large for a score, see `reward.score_of`.
-    `trust`: "own" for programs that our templates render: their process is used again while nothing went wrong in it; what a
-    language model writes is "foreign" and has a process for itself. `folder`: for the locks of the GPU.
-    """
-
-    settings: Settings
-    contract: Contract
-    device: torch.device
-    folder: Path
-    gradients: bool = False
-    baseline: Literal["eager", "best"] = "eager"
-    rule: Rule = "strict"
-    trust: Trust = "foreign"
-    forked: bool = True
-
-    @property
-    def plan(self) -> TimingPlan:
-        """The judge's `train` plan; which buckets are too far apart the rule says, and another race is as good as another round."""
-        return replace(TIMING_PLANS["train"], gate="widen", rounds=1)
+    def __str__(self) -> str:
+        return f"task {self.target}: this GPU has too little memory left to judge it, use fewer lanes: {self.problem}"
 
 
 @dataclass(frozen=True)
@@ -140,6 +114,7 @@ class Lane:
         self._kept: tuple[Child, int] | None = None  # a process that may be lent again, and how often it was
         self._oracle: Child | None = None
         self._benches: dict[str, _Bench] = {}
+        self._at = ""  # the reference that was measured last
         self._detectors: tuple[Detector, ...] = ()  # of the program that is measured
 
     def __enter__(self) -> Lane:
@@ -176,6 +151,8 @@ class Lane:
                 found = self._judged(task.reference, candidate, watch, best)
                 if self._lacked_memory(found):
                     found = self._judged_again(task, candidate, watch, best)
+                elif isinstance(found, Check) and found.name == "wall_slope" and failure_of(found, self.terms.device) == "hack":
+                    found = self._accused_again(found, self._judged(task.reference, candidate, watch, best))
             except torch.OutOfMemoryError:
                 found = self._judged_again(task, candidate, watch, best)
             except ReferenceFailure as error:
@@ -190,19 +167,23 @@ class Lane:
     def _judged_again(
         self, task: TrainingTask, candidate: SourceCandidate, watch: _Watch, best: float | None
     ) -> tuple[float, tuple[float, ...]] | Check:
-        """After this process ran out of the GPU's memory: with all of it given back. Raises TargetError if it is not enough."""
+        """After this process ran out of the GPU's memory: with all of it given back. Raises NoMemory if it is not enough."""
         self._dismiss()
         gc.collect()
         torch.cuda.empty_cache()
-        told = "this GPU has too little memory left to judge it: {}; use fewer lanes"
         try:
             found = self._judged(task.reference, candidate, watch, best)
         except torch.OutOfMemoryError as error:
-            raise TargetError(task.id, told.format(error)) from error
+            raise NoMemory(task.id, str(error)) from error
         except ReferenceFailure as error:
             raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
         # Whether the program takes too much or others do, nobody knows: it has no score, and is asked again when it comes again.
         return replace(found, name="unstable") if isinstance(found, Check) and self._lacked_memory(found) else found
+
+    @staticmethod
+    def _accused_again(first: Check, second: tuple[float, tuple[float, ...]] | Check) -> Check:
+        """Two clocks may differ by chance on a busy machine. In two processes: a cheat. In one: no score, which is no verdict."""
+        return second if isinstance(second, Check) else replace(first, name="unstable")
 
     def _lacked_memory(self, found: object) -> bool:
         """Whether a process of the candidate found no memory on the GPU."""
@@ -228,8 +209,7 @@ class Lane:
             )
             found = self._tried(trial, bench, watch, best)
         finally:
-            failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
-            self._give_back(child, clean=failed in ("", "wrong", "unstable"))
+            self._give_back(child, found)
         if isinstance(found, Check) and found.name == "inputs":
             self._dismiss()
             raise ReferenceFailure("measuring", found.detail)
@@ -252,23 +232,19 @@ class Lane:
             return Check(error.detector, False, detail=f"{error.stage}: {error.found}")
 
     def _timed(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
-        """The race, again where its buckets are too far apart. Raises CandidateFailure."""
-        for _ in range(_RACES):
-            found = self._raced(trial, bench, watch, best)
-            if not isinstance(found, Check) or found.name != "unstable":
-                break
-        return found
-
-    def _raced(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
-        """Only the race itself holds the GPU alone. Raises CandidateFailure."""
+        """Only the race itself holds the GPU alone, again where its buckets are too far apart. Raises CandidateFailure."""
         bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
 
         def race(one: Trial) -> Timed:
             side = ChildSpinner(bench.subject.oracle, slot_of(bench.subject, baselines.best), list(baselines.sets))
             with self._inside(self._gate.shared, watch, "inputs"):
                 run = self._clock(one, side, self.terms.plan)
-            with self._inside(self._gate.alone, watch, "timing"):
-                return run()
+            for _ in range(_RACES):
+                with self._inside(self._gate.alone, watch, "timing"):
+                    found = run()
+                if isinstance(self._score(found), float):
+                    break
+            return found
 
         def afresh() -> Timed:
             with watch.step("again"):
@@ -280,9 +256,11 @@ class Lane:
         timed = confirm(race(trial), afresh, best)
         if failed := _failed(timed.checks):
             return failed
-        means = timed.measurement.summary.means
-        score = score_of(means, self.terms.rule)
-        return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, means)
+        score = self._score(timed)
+        return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, _means(timed))
+
+    def _score(self, timed: Timed) -> float | Unstable:
+        return score_of(_means(timed), self.terms.rule)
 
     def _ranked(self, bench: _Bench, watch: _Watch) -> Baselines:
         subject, examples = bench.subject, bench.examples
@@ -329,9 +307,9 @@ class Lane:
         if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
             self._dismiss()
             self._oracle = self._start("own").result()
-        for other, bench in self._benches.items():
-            if other != reference:
-                bench.book.clear()  # input sets of one reference at a time: they are large
+        if reference != self._at:
+            self._leave()
+            self._at = reference
         if reference not in self._benches:
             try:
                 self._benches[reference] = _Bench(*read_reference(self._oracle, reference, self.terms.device))
@@ -340,10 +318,25 @@ class Lane:
                 raise ReferenceFailure(error.stage, error.found) from error
         return self._benches[reference]
 
+    def _leave(self) -> None:
+        """Give back what belongs to the reference that was measured last: input sets of one are large, here and in the oracle."""
+        bench = self._benches.get(self._at)
+        if bench is None or self._oracle is None:
+            return
+        bench.book.clear()
+        if bench.baselines is not None:
+            try:
+                self._oracle.call("drop", names=list(bench.baselines.sets))
+            except CandidateFailure:
+                self._dismiss()
+            bench.baselines = None
+        if self.terms.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _dismiss(self) -> None:
         if self._oracle is not None:
             self._oracle.close()
-        self._oracle, self._benches = None, {}
+        self._oracle, self._benches, self._at = None, {}, ""
 
     def _child(self) -> Child:
         """A process that has run nothing of a stranger, or nothing that went wrong of our own templates."""
@@ -353,11 +346,21 @@ class Lane:
         self._next = self._start(self.terms.trust)
         return coming.result()
 
-    def _give_back(self, child: Child, *, clean: bool) -> None:
+    def _give_back(self, child: Child, found: object) -> None:
+        """End the process, or keep it for the next of our own programs where this one left it in order."""
         loans = 1 if self._kept is None else self._kept[1] + 1
         self._kept = None
-        if self.terms.trust == "own" and clean and child.usable and loans < _MOST_LOANS:
+        failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
+        if (
+            self.terms.trust == "own"
+            and failed != "hack"
+            and not self._lacked_memory(found)
+            and child.usable
+            and loans < _MOST_LOANS
+        ):
             try:
+                if failed in ("compile", "run"):
+                    child.call("surroundings")  # a product: it fails where a kernel has taken the GPU's context with it
                 child.call("clear")
             except CandidateFailure:
                 pass
@@ -373,18 +376,8 @@ class Lane:
         return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery, shared_bytes=_ARENA_BYTES)
 
 
-def failure_of(check: Check, device: torch.device) -> Failure:
-    """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a measurement without a score.
-
-    On a CPU two clocks differ by whatever else runs there, so `wall_slope` proves no cheat; without a score it stays all the same.
-    """
-    if check.name in ("unstable", "jump") or (check.name == "wall_slope" and device.type == "cpu"):
-        return "unstable"
-    if check.name in ("compile", "contract"):
-        return "compile"
-    if check.name in _CHEATS:
-        return "hack"
-    return "run" if check.name in _BROKE or check.name.startswith("load") else "wrong"
+def _means(timed: Timed) -> tuple[float, ...]:
+    return timed.measurement.summary.means
 
 
 def _failed(checks: Sequence[Check]) -> Check | None:

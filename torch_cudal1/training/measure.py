@@ -1,9 +1,9 @@
 """Evaluators that measure: `JudgeEvaluator`, the judge's `train` profile in parallel lanes, and how repeated programs are treated.
 
-Lanes are processes of ours, each with its own oracle and candidates in sandboxes of theirs (`lane`); validation runs side by side,
-timing one at a time (`gate`). A program that comes again is not measured again each time: at its 2nd, 4th, 8th ... coming it is,
-and its score is the median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what this machine
-does wrong raises. It keeps no journal; `database` does. What was validated here is raced again without being validated again.
+Lanes are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of theirs (`lane`); validation runs side
+by side, timing one at a time (`gate`). A program that comes again is not measured again each time: at its 2nd, 4th, 8th ... coming
+it is, and its score is the median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what this
+machine does wrong raises. It keeps no journal; `database` does. What was validated here is only raced again.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from typing import TypeAlias
 
-import torch
-
-from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.judge.decide import conservative
-from torch_cudal1.training.lane import Lane, Lap, Terms
+from torch_cudal1.training.lane import Lane, Lap
+from torch_cudal1.training.lanes import Lanes, Question
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.terms import Terms
 
 __all__ = ["JudgeEvaluator", "Known", "Remembered"]
 
-Question: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]  # the task's best score so far; whether it was validated
 _PERMANENT = frozenset({"compile", "wrong", "hack", "run"})
 
 
@@ -120,7 +114,7 @@ class JudgeEvaluator:
         self.seconds: Counter[str] = Counter()
         self.told: Callable[[Measured], None] | None = None
         self._lane: Lane | None = None
-        self._pool: ProcessPoolExecutor | None = None
+        self._lanes: Lanes | None = None
 
     def __enter__(self) -> JudgeEvaluator:
         return self
@@ -132,9 +126,9 @@ class JudgeEvaluator:
         """End all processes. Safe to call twice."""
         if self._lane is not None:
             self._lane.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._lane = self._pool = None
+        if self._lanes is not None:
+            self._lanes.close()
+        self._lane = self._lanes = None
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """One measurement for each program, in order. Raises TargetError for the task, SandboxError for the machine."""
@@ -161,52 +155,13 @@ class JudgeEvaluator:
         return self._lane
 
     def _in_lanes(self, questions: list[Question]) -> None:
-        """All at once; what a lane that died was at is asked again, one after the other: whoever ends it twice has failed."""
+        """All at once; what went wrong with the machine or a task is raised when everything else is measured."""
+        self._lanes = self._lanes or Lanes(self.terms, self.lanes)
         errors: list[Cudal1Error] = []
-        lost = [question for question, future in [(one, self._submit(one)) for one in questions] if not self._took(future, errors)]
-        if lost:
-            observe.record("judge", "lane_lost", "training", programs=len(lost))
-        for question in lost:
-            if not self._took(self._submit(question), errors):
-                task, program, *_ = question
-                detail = "the process that measured it ended, twice"
-                self._take(Lap(Measured(task.id, program.program, "run", detail=detail), {}))
+        for answer in self._lanes.answers(questions):
+            if isinstance(answer, Lap):
+                self._take(answer)
+            else:
+                errors.append(answer)
         if errors:
             raise errors[0]
-
-    def _took(self, future: Future[Lap], errors: list[Cudal1Error]) -> bool:
-        """Whether the lane lived to answer."""
-        try:
-            self._take(future.result())
-        except BrokenProcessPool:
-            return False
-        except Cudal1Error as error:
-            errors.append(error)
-        return True
-
-    def _submit(self, question: Question) -> Future[Lap]:
-        for _ in range(2):
-            if self._pool is None:
-                context = get_context("forkserver")  # lanes import torch once for all of them, and inherit no CUDA context
-                context.set_forkserver_preload([__name__])
-                self._pool = ProcessPoolExecutor(self.lanes, context, _open_lane, (self.terms, torch.get_num_threads()))
-            try:
-                return self._pool.submit(_in_lane, question)
-            except BrokenProcessPool:
-                self._pool.shutdown(cancel_futures=True)
-                self._pool = None
-        raise BrokenProcessPool("a new set of measuring processes broke before it was used")
-
-
-_LANE: Lane | None = None  # of this process, if it is one of a pool
-
-
-def _open_lane(terms: Terms, threads: int) -> None:
-    global _LANE
-    torch.set_num_threads(threads)
-    _LANE = Lane(terms)
-
-
-def _in_lane(question: Question) -> Lap:
-    assert _LANE is not None
-    return _LANE.measure(*question)

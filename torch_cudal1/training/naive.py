@@ -18,9 +18,9 @@ from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.profiles import BUCKETS
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.training.lane import Terms
 from torch_cudal1.training.records import Decoded, Failure, Measured, TrainingTask
 from torch_cudal1.training.reward import score_of
+from torch_cudal1.training.terms import Terms
 
 __all__ = ["NaiveEvaluator"]
 

@@ -5,7 +5,7 @@
 Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
 ever measured, `DIR/landscape.json.gz` the tasks that are whole. With several GPUs of a kind, one process for each with `--part 1/4`
 and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then `--budget-s 0 --resume` with all their rows puts them together. It
-stops with a message where a reference cannot be judged, or nothing can be judged on this machine.
+stops with a message where a reference cannot be judged, or nothing can be judged on this machine; what was measured before is kept.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ from torch_cudal1.training.ksl.ops import OPS
 from torch_cudal1.training.landscape.packed import Landscape, write
 from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.lane import Terms
+from torch_cudal1.training.lanes import fitting
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import Split, load_split
+from torch_cudal1.training.terms import Terms
 from torch_cudal1.version import __version__
 
 __all__ = ["main"]
 
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
+_TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
 _PER_LANE = 24  # programs in a batch: what the last ones of it take, the other lanes wait
 _CONTRACT = Contract(assume_finite=True)  # rewrites such as diag(d) @ x as d * x are right for finite values only
 
@@ -78,34 +80,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem := _prepared(args.out, args.resume):
         print(problem, file=sys.stderr)
         return 1
+    lanes = fitting(args.lanes, device, _TENSOR_BYTES)
     terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
-    began = time.monotonic()
+    began, fresh, steps, problem = time.monotonic(), 0, dict[str, float](), ""
     try:
-        with JudgeEvaluator(terms, lanes=args.lanes) as judge, _naive(args, device) as naive:
-            survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * args.lanes))
+        # A quarter as many trusting processes: they are asked about what is refused only, and are quicker
+        with JudgeEvaluator(terms, lanes=lanes) as judge, Trusting(device, workers=-(-lanes // 4), folder=args.out) as naive:
+            survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * lanes))
             fresh = survey.run(tasks, budget_s=args.budget_s, told=_Told())
             steps = {name: round(seconds, 1) for name, seconds in judge.seconds.most_common()}
     except Cudal1Error as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        return 1
+        problem = f"stopped: {error}"
+        print(problem, file=sys.stderr)
     rows = rows_on_record(args.out)
     whole = complete(codec, tasks, rows)
     write(args.out / "landscape.json.gz", Landscape(_facts(device, terms), whole))
     outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
     seconds = time.monotonic() - began
-    told = {
+    told: dict[str, Any] = {
         "rows": sum(map(len, rows.values())),
         "fresh": fresh,
         "seconds": round(seconds, 1),
         "per_second": round(fresh / seconds, 2),
     }
-    print(json.dumps(told | {"tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}))
-    return 0
-
-
-def _naive(args: argparse.Namespace, device: torch.device) -> Trusting:
-    """A quarter as many processes as there are lanes: they are asked about what is refused only, and are quicker."""
-    return Trusting(device, workers=-(-args.lanes // 4), folder=args.out)
+    told |= {"lanes": lanes, "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}
+    print(json.dumps(told | ({"problem": problem} if problem else {})))
+    return 1 if problem else 0
 
 
 def _prepared(folder: Path, earlier: Sequence[Path]) -> str:

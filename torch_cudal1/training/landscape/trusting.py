@@ -15,6 +15,7 @@ from types import TracebackType
 import torch
 
 from torch_cudal1.judge.limits import limits_for
+from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
@@ -47,6 +48,8 @@ class Trusting:
         # Linux kills a child with the thread that started it: these threads live as long as this object
         self._threads = ThreadPoolExecutor(workers, "cudal1-naive")
         self._hand = _Hand()
+        self._nursery: Nursery | None = None
+        self._starting = threading.Lock()
         self._children: set[Child] = set()
         self._gates: list[Gate] = []
 
@@ -61,6 +64,9 @@ class Trusting:
         self._threads.shutdown(cancel_futures=True)
         while self._children:
             self._children.pop().close()
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = None
         while self._gates:
             self._gates.pop().close()
 
@@ -84,10 +90,17 @@ class Trusting:
         hand = self._hand
         if hand.child is None or not hand.child.usable or hand.loans >= _LOANS:
             self._dismiss()
-            hand.child = Child(self._limits, Contract(), worker=_WORKER)
+            hand.child = Child(self._limits, Contract(), worker=_WORKER, nursery=self._forker())
             self._children.add(hand.child)
         hand.loans += 1
         return hand.child
+
+    def _forker(self) -> Nursery:
+        """What forks its processes: a program that fails on a GPU costs one, and a new one would import for seconds."""
+        with self._starting:
+            if self._nursery is None:
+                self._nursery = Nursery(("triton",) if self._limits.gpu else ())
+            return self._nursery
 
     def _dismiss(self) -> None:
         hand = self._hand

@@ -18,9 +18,10 @@ import torch
 
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.modules import imported
-from torch_cudal1.judge.worker import VERBS, Request, Session, main
+from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker import Request, Session, main
 
-__all__ = ["naive"]
+__all__ = ["VERBS", "naive"]
 
 _TOLERANCE = 1e-2
 _SETS, _WARM, _RUNS, _SETTLE_S = 3, 3, 15, 0.01
@@ -70,5 +71,7 @@ def _time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> flo
     return max(1e-3, float(start.elapsed_time(end)) * 1e3)
 
 
+VERBS = {**JUDGE_VERBS, "naive": naive}
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), {**VERBS, "naive": naive})
+    main(int(sys.argv[1]), VERBS)

@@ -1,0 +1,177 @@
+"""Lanes side by side, each in a process of its own, and which program goes to which lane.
+
+A lane holds the inputs and the float64 results of one reference at a time, and to draw and compute them anew takes as long as to
+judge a program or two. So a lane stays with a reference while programs for it wait, and goes where most of them wait for each lane
+that is there already. A lane whose process ends takes nobody else's work with it: what it was at is asked once more. One that finds
+no memory on the GPU, or no process, is given up while there are others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeAlias
+
+import torch
+
+from torch_cudal1 import observe
+from torch_cudal1.errors import Cudal1Error, SandboxError
+from torch_cudal1.training.lane import Lane, Lap, NoMemory
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.terms import Terms
+
+__all__ = ["Lanes", "Question", "fitting"]
+
+Question: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]  # the task's best score so far; whether it was validated
+# Of one lane on a GPU: four CUDA contexts (its own, the oracle's, the program's, the next program's) of 0.6 GiB with cuBLAS, three
+# pieces of shared memory of 128 MiB, twice the results of one batch (1 GiB), and room.
+_LANE_BYTES = 6 << 30
+_SETS = (
+    150  # tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and rings in two processes
+)
+_SHARE = 0.9  # of the memory that is free
+_WORTH_MOVING = 2  # programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
+
+
+def fitting(wanted: int, device: torch.device, tensor_bytes: int) -> int:
+    """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at most so many bytes; at least 1."""
+    if device.type != "cuda":
+        return wanted
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(wanted, int(_SHARE * free) // (_LANE_BYTES + _SETS * tensor_bytes)))
+
+
+@dataclass
+class _Seat:
+    """One lane. `reference`: of the question it had last; `question`, `answer`: what it is at."""
+
+    pool: ProcessPoolExecutor | None = None
+    reference: str = ""
+    question: Question | None = None
+    answer: Future[Lap] | None = None
+
+
+class Lanes:
+    """`count` lanes. Use from one thread; `close` ends their processes."""
+
+    def __init__(self, terms: Terms, count: int) -> None:
+        self._terms = terms
+        self._seats = [_Seat() for _ in range(count)]
+
+    def close(self) -> None:
+        """End all processes. Safe to call twice."""
+        for seat in self._seats:
+            _vacate(seat)
+
+    def answers(self, questions: Sequence[Question]) -> Iterator[Lap | Cudal1Error]:
+        """One for each question as it comes, not in order. Whoever ends the process of two lanes has failed."""
+        waiting: dict[str, deque[Question]] = {}
+        again: set[tuple[str, str]] = set()
+        for question in questions:
+            waiting.setdefault(question[0].reference, deque()).append(question)
+        while True:
+            for seat in self._seats:
+                if seat.question is None and (reference := self._next(seat, waiting)):
+                    self._give(seat, waiting[reference].popleft())
+            busy = {seat.answer: seat for seat in self._seats if seat.answer is not None}
+            if not busy:
+                return
+            for done in wait(busy, return_when=FIRST_COMPLETED).done:
+                question, answer = _taken(busy[done])
+                name = (question[0].id, question[1].program)
+                if name not in again and self._lost(busy[done], answer):
+                    again.add(name)
+                    waiting[question[0].reference].append(question)
+                else:
+                    yield answer or _twice_lost(question)
+
+    def _lost(self, seat: _Seat, answer: Lap | Cudal1Error | None) -> bool:
+        """Whether the lane is to blame, or this machine: its process ended, or found no memory or no process for the program.
+
+        Who finds none is given up, so that the others have more of both; the last one is not.
+        """
+        if answer is None:
+            observe.record("judge", "lane_lost", "training")
+            return True
+        if not isinstance(answer, SandboxError | NoMemory) or len(self._seats) == 1:
+            return False
+        observe.record("judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1)
+        _vacate(seat)
+        self._seats.remove(seat)
+        return True
+
+    def _next(self, seat: _Seat, waiting: dict[str, deque[Question]]) -> str:
+        """The reference of which a free lane takes the next program; "" for none."""
+        if waiting.get(seat.reference):
+            return seat.reference
+        there = [other.reference for other in self._seats if other.question is not None]
+        worth = {
+            reference: len(left) / (1 + there.count(reference))
+            for reference, left in waiting.items()
+            if left and (reference not in there or len(left) >= _WORTH_MOVING * there.count(reference))
+        }
+        return max(worth, key=lambda reference: worth[reference], default="")
+
+    def _give(self, seat: _Seat, question: Question) -> None:
+        """Hand a question over; in a new process where the lane's was lost while it was idle."""
+        seat.question, seat.reference = question, question[0].reference
+        for _ in range(2):
+            if seat.pool is None:
+                context = get_context("forkserver")  # lanes import torch once for all of them, and inherit no CUDA context
+                context.set_forkserver_preload([__name__])
+                seat.pool = ProcessPoolExecutor(1, context, _open_lane, (self._terms, torch.get_num_threads()))
+            try:
+                seat.answer = seat.pool.submit(_in_lane, question)
+                return
+            except BrokenProcessPool:
+                _vacate(seat)
+        raise BrokenProcessPool("a new measuring process broke before it was used")
+
+
+def _taken(seat: _Seat) -> tuple[Question, Lap | Cudal1Error | None]:
+    """What a lane was at and its answer, None if its process ended; it is free then."""
+    assert seat.question is not None
+    assert seat.answer is not None
+    question, answer = seat.question, seat.answer
+    seat.question = seat.answer = None
+    try:
+        return question, answer.result()
+    except BrokenProcessPool:
+        _vacate(seat)
+        return question, None
+    except Cudal1Error as error:
+        return question, error
+
+
+def _twice_lost(question: Question) -> Lap:
+    task, program, *_ = question
+    return Lap(Measured(task.id, program.program, "run", detail="the process that measured it ended, twice"), {})
+
+
+def _vacate(seat: _Seat) -> None:
+    if seat.pool is not None:
+        seat.pool.shutdown(cancel_futures=True)
+    seat.pool = seat.answer = seat.question = None
+    seat.reference = ""
+
+
+_terms: Terms | None = None  # of this process, if it is one of these
+_lane: Lane | None = None
+
+
+def _open_lane(terms: Terms, threads: int) -> None:
+    global _terms
+    torch.set_num_threads(threads)
+    _terms = terms
+
+
+def _in_lane(question: Question) -> Lap:
+    global _lane
+    if _lane is None:
+        assert _terms is not None
+        _lane = Lane(_terms)
+    return _lane.measure(*question)

@@ -1,0 +1,45 @@
+"""Under what programs are measured: the settings of every lane of an evaluator, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from torch_cudal1.judge.limits import Trust
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan
+from torch_cudal1.records import Contract
+from torch_cudal1.settings import Settings
+from torch_cudal1.training.reward import Rule
+
+__all__ = ["Terms"]
+
+_PAIRS = 4  # of samples in a bucket: as long together as the six of the judge's plan, with fewer requests, each 0.3 ms
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what programs are measured.
+
+    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: which variance of
+    the seven buckets is too large for a score, see `reward.score_of`.
+    `trust`: "own" for programs that our templates render: their process is used again while nothing went wrong in it; what a
+    language model writes is "foreign" and has a process for itself. `folder`: for the locks of the GPU.
+    """
+
+    settings: Settings
+    contract: Contract
+    device: torch.device
+    folder: Path
+    gradients: bool = False
+    baseline: Literal["eager", "best"] = "eager"
+    rule: Rule = "strict"
+    trust: Trust = "foreign"
+    forked: bool = True
+
+    @property
+    def plan(self) -> TimingPlan:
+        """The judge's `train` plan; which buckets are too far apart the rule says, and another race is as good as another round."""
+        return replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
