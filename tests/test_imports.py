@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
 
 # Each layer may import itself and the layers it names. Folders are one unit; single files are units by their own name.
 GROUND = (
+    "collector",
     "errors",
     "records",
     "settings",
@@ -29,6 +30,7 @@ GROUND = (
 FLOW = (*GROUND, "kernels", "graph", "source", "judge", "admission", "pipeline")
 MAY_IMPORT = {
     "version": (),
+    "collector": (),
     "errors": (),
     "settings": ("errors",),
     "observe": (),
@@ -42,7 +44,7 @@ MAY_IMPORT = {
     "double_backward": ("flat", "guard"),
     "flat": ("errors",),
     "fast": ("native", "switch"),
-    "program": ("errors", "native", "observe", "records"),
+    "program": ("collector", "errors", "native", "observe", "records"),
     "records": ("program",),
     "machine": ("records", "settings", "version"),
     "kernels": GROUND,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch_cudal1.collector import collector_paused
 from torch_cudal1.version import __version__
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'torch_cudal1' has no attribute {name!r}; it offers {', '.join(__all__)}")
     # No submodule has a public name of its own: importing it would replace the function of that name here.
-    value = getattr(import_module(f"torch_cudal1.{_HOME[name]}"), name)
+    with collector_paused():
+        value = getattr(import_module(f"torch_cudal1.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

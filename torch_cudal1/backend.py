@@ -16,6 +16,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudal1 import observe
+from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import CacheMissError, NotLowerableError, SettingError
 from torch_cudal1.settings import Settings
 
@@ -243,7 +244,8 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Exactly what torch.compile does: same function, same options, same caches."""
-    from torch._inductor.compile_fx import compile_fx
+    with collector_paused():
+        from torch._inductor.compile_fx import compile_fx
 
     return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))
 

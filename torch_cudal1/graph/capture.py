@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
@@ -97,6 +98,7 @@ class Traced:
         return alone and not _shared_outputs(graph.module)
 
 
+@collector_paused()
 def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     """The ATen graphs of `module` at `inputs` (real or fake tensors): (inference,) or (forward, backward).
 

@@ -14,6 +14,7 @@ import torch.fx as fx
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, is_random_program
@@ -107,7 +108,8 @@ def _wrapped(program: Program) -> Program:
 
 
 def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
-    from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
+    with collector_paused():
+        from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     if is_random_program(program):  # eager's numbers, one operator after the other, in place of Inductor's own
