@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics as plain
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from torch_cudal1.judge.profiles import BUCKETS
-from torch_cudal1.judge.statistics import PairedSummary, agree, paper_variance, summarise
+from torch_cudal1.judge.statistics import FEWEST_PAIRS, FEWEST_SLOW_PAIRS, PairedSummary, agree, paper_variance, summarise
 from torch_cudal1.settings import Settings
 
 MARGIN = Settings().margin
@@ -68,7 +69,12 @@ NOISES: dict[str, Noise] = {noise.__name__: noise for noise in (lognormal, drift
 
 
 def trial(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> PairedSummary:
-    """One measurement of a true speed-up `ratio`. Pairs are drawn as A B B A: a coin turns the sides of each block round."""
+    """One measurement of a true speed-up `ratio`."""
+    return summarise(sampled(noise, seed, ratio, count))
+
+
+def sampled(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> list[tuple[float, float]]:
+    """Pairs are drawn as A B B A: a coin turns the sides of each block round."""
     draw = random.Random(seed)
     source, samples = noise(draw), []
     while len(samples) < count:
@@ -78,7 +84,7 @@ def trial(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> Pa
             a, b = (b, a) if turned else (a, b)
             samples.append((100.0 * ratio * a, 100.0 * b))
             turned = not turned
-    return summarise(samples[:count])
+    return samples[:count]
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.2, 3.0])
@@ -130,10 +136,30 @@ def test_buckets_are_consecutive_blocks() -> None:
     assert paper_variance(summary.means) == pytest.approx(plain.variance(range(BUCKETS)))
 
 
-@pytest.mark.parametrize("bad", [[(1.0, 1.0)] * 6, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20])
+@pytest.mark.parametrize("bad", [[(1.0, 1.0)] * 2, [(1.0, 0.0)] * 20, [(float("inf"), 1.0)] * 20, [(float("nan"), 1.0)] * 20])
 def test_samples_that_mean_nothing_are_refused(bad: list[tuple[float, float]]) -> None:
     with pytest.raises(ValueError, match="pairs"):
         summarise(bad)
+
+
+@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+def test_looking_after_each_of_the_first_pairs_calls_one_kernel_faster_in_under_one_percent_of_500_trials(noise: Noise) -> None:
+    """The rule by which a measurement of slow calls ends early, on the noise of fast ones, which is more."""
+    wrong = 0
+    for seed in range(500):
+        samples = sampled(noise, seed, count=FEWEST_PAIRS - 1)
+        wrong += any(summarise(samples[:count]).low >= MARGIN for count in range(FEWEST_SLOW_PAIRS, FEWEST_PAIRS))
+    assert wrong < 5
+
+
+def test_the_interval_of_a_few_pairs_is_students_and_holds_the_centre() -> None:
+    found = summarise([(200.0, 100.0), (220.0, 100.0), (242.0, 100.0)])  # logs one tenth of ln 2.594 apart
+    half = 10.777 * math.log(1.1) / math.sqrt(3)
+    assert found.speedup == pytest.approx(2.2)
+    assert (found.low, found.high) == (pytest.approx(2.2 * math.exp(-half)), pytest.approx(2.2 * math.exp(half)))
+    assert (found.pairs, found.steady, found.values) == (3, False, (2.0, 2.2, 2.42))
+    lopsided = summarise([(1e-150, 1e150), (1.0, 1.0), (1.0, 1.0), (1e150, 1e-150)])
+    assert lopsided.low <= lopsided.speedup <= lopsided.high < math.inf
 
 
 def test_the_same_samples_always_tell_the_same() -> None:

@@ -10,10 +10,22 @@ from typing import Literal
 import pytest
 import torch
 
+from torch_cudal1.judge import timing
 from torch_cudal1.judge.measure import Local, measure, sample_pairs
 from torch_cudal1.judge.profiles import TIMING_PLANS
 from torch_cudal1.judge.statistics import summarise
-from torch_cudal1.judge.timing import Batch, Warm, batch_for, device_time_us, interleave, look, sample_bucket, temperatures, warm
+from torch_cudal1.judge.timing import (
+    L2,
+    Batch,
+    Warm,
+    batch_for,
+    device_time_us,
+    interleave,
+    look,
+    sample_bucket,
+    temperatures,
+    warm,
+)
 
 CPU = torch.device("cpu")
 FAST = TIMING_PLANS["fast"]
@@ -41,6 +53,25 @@ def test_interleaved_samples_keep_the_order_of_speed() -> None:
     samples = interleave({"slow": slow, "quick": lambda: None}, CPU, budget_s=0.5)
     assert len(samples["slow"]) == len(samples["quick"]) >= 3
     assert min(samples["slow"]) > min(samples["quick"])
+
+
+@pytest.mark.parametrize(
+    ("other_us", "ran", "samples"),
+    [
+        (1.5e6, True, 2),  # the settling call and one more
+        (1.1e6, True, 3),  # too near for two
+        (1.5e6, False, 3),  # the settling call may have been the first of all
+        (1e5, True, 30),  # one of them is fast
+    ],
+)
+def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
+    other_us: float, ran: bool, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {slow: 1e6, quick: other_us}
+    monkeypatch.setattr(timing, "warm", lambda run, device, settle_s: side(costs[run]))
+    monkeypatch.setattr(timing, "_sample", lambda run, calls, device: costs[run])
+    found = interleave({"one": slow, "other": quick}, CPU, budget_s=1e6 if samples == 30 else 1.0, ran=ran)
+    assert found == {"one": [1e6] * samples, "other": [other_us] * samples}
 
 
 def test_warming_tells_the_first_call_apart() -> None:
@@ -118,7 +149,7 @@ def test_the_cpu_has_no_cache_to_flush() -> None:
 class Scripted:
     """A sampler that answers from a list of ratios and counts what it was asked for."""
 
-    temperatures = ("cold", "hot")
+    temperatures: tuple[L2, ...] = ("cold", "hot")
 
     def __init__(self, ratios: dict[str, list[float]]) -> None:
         self.ratios = {l2: iter(values) for l2, values in ratios.items()}
@@ -180,7 +211,7 @@ def test_who_decides_by_no_margin_or_one_within_the_range_gets_more_pairs(margin
 
 def test_the_paper_takes_no_second_round() -> None:
     sampler = Scripted({"hot": RISING})
-    sampler.temperatures = ("hot",)  # type: ignore[assignment]
+    sampler.temperatures = ("hot",)
     assert measure(sampler, replace(TIMING_PLANS["cudal1"], window_s=1e-9)).rounds == 1
 
 
@@ -193,3 +224,56 @@ def test_a_window_is_filled_with_pairs() -> None:
 def test_past_its_budget_a_measurement_still_has_seven_buckets() -> None:
     found = measure(Local(slow, slow, CPU), replace(FAST, budget_s=1e-3))
     assert 7 <= found.summary.pairs <= 14
+
+
+SLOW_S = replace(FAST, budget_s=1e-9)  # every pair is a bucket of its own, as of calls of a second
+
+
+class Slow(Scripted):
+    """Scripted ratios of calls that are slow for the plan."""
+
+    temperatures: tuple[L2, ...] = ("hot",)
+
+    def warm(self) -> tuple[Warm, Warm]:
+        return side(2e6), side(1e5)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "margin", "pairs"),
+    [
+        ([40.0, 44.0, 42.0, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # far above: measured again in a fresh process anyhow
+        ([0.50, 0.51, 0.50, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # far below
+        ([1.00, 1.001, 1.0, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # one kernel against itself
+        ([64.0, 5.6, 60.0, 62.0, 63.0, 61.0, 62.0], 1.05, 5),  # one pair was disturbed: three do not settle it
+        ([2.0, 2.01, 2.0, 2.0, 2.01, 2.0, 2.0], 1.05, 7),  # above the margin, and nobody would measure it again
+        ([1.04, 1.06, 1.04, 1.06, 1.04, 1.06, 1.05], 1.05, 7),
+        ([40.0, 44.0, 42.0, 44.0, 40.0, 42.0, 42.0], None, 7),
+    ],
+)
+def test_few_pairs_of_slow_calls_end_a_measurement_that_is_settled(ratios: list[float], margin: float | None, pairs: int) -> None:
+    found = measure(Slow({"hot": ratios}), replace(SLOW_S, rounds=1, margin=margin))
+    assert found.summary.pairs == pairs
+    assert (found.summary.low >= 1.05) == (min(ratios[:pairs]) > 1.05)
+
+
+def test_a_measurement_of_fast_calls_never_ends_early() -> None:
+    found = measure(Scripted({"cold": [40.0] * 7, "hot": [40.0] * 7}), replace(FAST, margin=1.05))
+    assert found.summary.pairs == 56
+
+
+def test_every_state_of_the_cache_must_be_settled() -> None:
+    class Both(Slow):
+        temperatures: tuple[L2, ...] = ("cold", "hot")
+
+    assert measure(Both({"cold": [40.0] * 7, "hot": [2.0] * 7}), replace(SLOW_S, rounds=1, margin=1.05)).summary.pairs == 7
+    assert measure(Both({"cold": [40.0] * 7, "hot": [0.9] * 7}), replace(SLOW_S, rounds=1, margin=1.05)).summary.pairs == 3
+
+
+@pytest.mark.parametrize("gate", ["reject", "paper"])
+def test_a_plan_that_refuses_unstable_measurements_takes_all_its_pairs(gate: Literal["reject", "paper"]) -> None:
+    plan = replace(SLOW_S, gate=gate, rounds=1, margin=1.05)
+    assert measure(Slow({"hot": [40.0] * 7}), plan).summary.pairs == 7
+
+
+def test_beside_a_slow_call_a_fast_one_is_timed_for_a_part_of_it() -> None:
+    assert batch_for(FAST, "hot", (side(1e6), side(20_000.0))).calls == (1, 3)

@@ -31,9 +31,9 @@ def end_to_end(eager: torch.nn.Module, ours: torch.nn.Module | None, inputs: tup
     run_compiled = _compiled(eager, inputs)
     against_inductor = against_eager = None
     if run_compiled is not None:
-        against_inductor = summarise(sample_pairs(run_compiled, run_ours, device, budget_s=budget_s / 2))
+        against_inductor = summarise(sample_pairs(run_compiled, run_ours, device, budget_s=budget_s / 2, margin=1.0))
     if ours is not None or against_inductor is None:
-        against_eager = summarise(sample_pairs(run_eager, run_ours, device, budget_s=budget_s / 2))
+        against_eager = summarise(sample_pairs(run_eager, run_ours, device, budget_s=budget_s / 2, margin=1.0))
     own_us = next(found.b_us for found in (against_eager, against_inductor) if found is not None)
     return EndToEnd(
         eager_us=against_eager.a_us if against_eager and ours is not None else own_us,

@@ -15,7 +15,17 @@ import torch
 
 from torch_cudal1.judge.spread import Results, Spread, all_finite, beyond, root_mean_square, spread_of
 
-__all__ = ["Comparison", "compare", "grossly_equal", "proven_ties", "same_bits", "same_masks", "sampling_spread", "unit_roundoff"]
+__all__ = [
+    "EAGERS_OWN",
+    "Comparison",
+    "compare",
+    "grossly_equal",
+    "proven_ties",
+    "same_bits",
+    "same_masks",
+    "sampling_spread",
+    "unit_roundoff",
+]
 
 _RMS_FACTOR = 2.0  # (B)
 _WORST_FACTOR, _ROUND_OFFS, _GROWTH = 4.0, 8.0, 4.0  # (C)
@@ -36,6 +46,9 @@ class Comparison:
     limit: float | None = None
     detail: str = ""
     void: bool = False
+
+
+EAGERS_OWN = Comparison(True, 1.0, _RMS_FACTOR, "eager's own bits")
 
 
 def compare(

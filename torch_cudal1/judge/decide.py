@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.profiles import SURPRISE, TimingPlan
 from torch_cudal1.judge.statistics import PairedSummary, paper_variance
 from torch_cudal1.records import SCHEDULES, Accepted, Check, Decision, Rejected, Timing, Verdict
 from torch_cudal1.settings import Settings
@@ -17,7 +17,7 @@ __all__ = ["PAPER_SUCCESS", "Unstable", "choose_baseline", "conservative", "deci
 
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
 _PAPER_VARIANCE = 0.005  # of the seven bucket means, absolute
-_JUMP, _JUMP_OVER_BEST = 3.0, 2.0  # CUDA-L1 paper: a score above the one, or above the other times the best so far, is re-verified
+_OVER_BEST = 2.0  # CUDA-L1 paper: a score above this times the best so far is re-verified, as one above SURPRISE is
 _TIE = 0.02  # medians closer than this are one speed; the simpler schedule then wins
 
 
@@ -90,7 +90,7 @@ def paper_score(means: Sequence[float], *, relative: bool = False) -> float | Un
 
 def surprising(score: float, best: float | None) -> bool:
     """Whether a score must be measured again: above 3, or above twice the best score of the task so far."""
-    return score > _JUMP or (best is not None and score > _JUMP_OVER_BEST * best)
+    return score > SURPRISE or (best is not None and score > _OVER_BEST * best)
 
 
 def choose_baseline(medians_us: Mapping[str, float]) -> str:

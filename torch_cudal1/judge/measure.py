@@ -15,8 +15,8 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.profiles import BUCKETS, TIMING_PLANS, TimingPlan
-from torch_cudal1.judge.statistics import PairedSummary, summarise
+from torch_cudal1.judge.profiles import BUCKETS, SURPRISE, TIMING_PLANS, TimingPlan
+from torch_cudal1.judge.statistics import FEWEST_PAIRS, FEWEST_SLOW_PAIRS, PairedSummary, summarise
 from torch_cudal1.judge.timing import L2, Batch, Warm, batch_for, sample_bucket, temperatures, warm
 
 __all__ = ["Local", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
@@ -88,7 +88,7 @@ class Local:
 
 def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     """Seven buckets for each state of the cache; twice, then `plan.rounds` times as many where they disagree, time allows and the
-    disagreement leaves open on which side of `plan.margin` the speed-up is.
+    disagreement leaves open on which side of `plan.margin` the speed-up is. Of slow calls 3 to 6 pairs where these settle that.
 
     Raises ValueError for samples that mean nothing.
     """
@@ -116,14 +116,33 @@ def _decided(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
     return any(each.high < margin for each in summaries.values()) or all(each.low >= margin for each in summaries.values())
 
 
+def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
+    """Whether the first few pairs, of calls so slow that each is a bucket of its own, settle the decision already.
+
+    They do where the interval that allows for such looks lies below the margin in some state of the cache, or in all states above
+    it and above what is measured again in a fresh process in any case: no swap rests on a few pairs of one process.
+    """
+    if plan.margin is None or plan.gate != "widen" or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values()):
+        return False
+    found = [summarise(each) for each in pairs.values()]
+    enough = max(plan.margin, SURPRISE)
+    return any(each.high < plan.margin for each in found) or all(each.low > enough for each in found)
+
+
 def sample_pairs(
-    run_a: Callable[[], object], run_b: Callable[[], object], device: torch.device, *, budget_s: float = 10.0
+    run_a: Callable[[], object],
+    run_b: Callable[[], object],
+    device: torch.device,
+    *,
+    budget_s: float = 10.0,
+    margin: float | None = None,
 ) -> Pairs:
     """Paired samples of two callables in this process, cold on CUDA: (a, b) microseconds per call, one tuple a pair.
 
-    56 pairs, fewer (down to 7) where they take longer than `budget_s`.
+    56 pairs, fewer (down to 7) where they take longer than `budget_s`; down to 3 where these tell on which side of `margin` the
+    speed-up is.
     """
-    plan = replace(TIMING_PLANS["fast"], budget_s=budget_s)
+    plan = replace(TIMING_PLANS["fast"], budget_s=budget_s, margin=margin)
     l2 = temperatures(device, plan)[0]
     sampler = Local(run_a, run_b, device, (l2,))
     started = time.monotonic()
@@ -134,13 +153,15 @@ def sample_pairs(
 
 
 def _round(sampler: Sampler, batches: Mapping[L2, Batch], pairs: dict[L2, Pairs], plan: TimingPlan, started: float) -> None:
-    """One bucket after the other; past the budget one pair each, so that there are always seven."""
+    """One bucket after the other; past the budget one pair each, so that there are always seven, or a few that are far apart."""
     begin = time.monotonic()
     for bucket in range(1, BUCKETS + 1):
         until = None if plan.window_s is None else begin + plan.window_s * bucket / BUCKETS
         for l2 in random.sample(list(batches), len(batches)):
             late = time.monotonic() - started > plan.budget_s
             pairs[l2] += _bucket(sampler, replace(batches[l2], pairs=1) if late else batches[l2], until)
+        if _far(plan, pairs):
+            return
 
 
 def _bucket(sampler: Sampler, batch: Batch, until: float | None) -> Pairs:

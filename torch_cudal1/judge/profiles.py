@@ -14,6 +14,7 @@ __all__ = [
     "BUCKETS",
     "LAYOUTS",
     "PROFILES",
+    "SURPRISE",
     "TIMING_PLANS",
     "UPDATE_WAYS",
     "Profile",
@@ -25,6 +26,7 @@ __all__ = [
 
 TimingProfile: TypeAlias = Literal["fast", "standard", "strict", "train", "cudal1"]
 BUCKETS = 7  # CUDA-L1 paper, section 2.4.2: seven consecutive blocks of runs
+SURPRISE = 3.0  # CUDA-L1 paper: a speed-up above this is measured again in another process
 _MOST_ROUNDS = 1_000_000  # the paper's own range ends there
 
 
@@ -37,7 +39,8 @@ class TimingPlan:
       unstable; "widen": its interval becomes the range of the buckets; "paper": refused if the variance of the seven bucket means
       exceeds 0.005.
     - margin: buckets that disagree end the measurement all the same when their whole range lies on one side of this speed-up, for
-      then more pairs decide nothing else; None: they never do. Who decides by a margin sets it.
+      then more pairs decide nothing else, and so do 3 to 6 pairs of slow calls that lie far from it; None: they never do. Who
+      decides by a margin sets it.
     - order: "abba" (blocks of two pairs, the second in reverse) or "random" (each pair for itself, as in the paper).
     - hot_only: the L2 cache is left as it is; otherwise cold and hot are both measured and the lower speed-up decides.
     - processes: how many fresh processes measure; the lowest score counts. outputs: how many timed calls have their results judged.

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -44,8 +44,10 @@ _ROUNDS, _FEWEST_ROUNDS = 30, 3
 _SAMPLE_US = 2_500.0  # never under 200 us, where the clock and the scheduler show
 _MOST_CALLS = 5_000
 _FLUSHED_SHARE = 2.0  # a cold sample may take this many times its length, flushes included; then it has fewer calls
+_PART_OF_OTHER = 0.05  # beside a call of a second one of 10 ms would be its noise
 _SAME_COST = 1.25  # sides whose costs are this near get the same number of calls
 _WARM_CALLS = 3
+_FAR = 1.25
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
 _WARM_S = 0.2
 _EVENTS, _LOOKS = 10, 3
@@ -110,8 +112,9 @@ def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
 
 
 def batch_for(plan: TimingPlan, l2: L2, sides: tuple[Warm, Warm]) -> Batch:
-    """Calls per sample so that each side is timed for `plan.sample_us`; pairs as planned."""
-    a, b = (_calls(side, plan.sample_us, l2) for side in sides)
+    """Calls per sample so that each side is timed for `plan.sample_us` and a part of the other's call; pairs as planned."""
+    longest_us = max(side.call_us for side in sides)
+    a, b = (_calls(side, max(plan.sample_us, _PART_OF_OTHER * longest_us), l2) for side in sides)
     near = max(side.call_us for side in sides) <= _SAME_COST * min(side.call_us for side in sides)
     calls = (max(a, b), max(a, b)) if near else (a, b)
     return Batch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else calls, plan.order)
@@ -153,17 +156,22 @@ def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
 
 
 def interleave(
-    runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0, settle_s: float = _WARM_S
+    runs: Mapping[str, Call], device: torch.device, *, budget_s: float = 10.0, settle_s: float = _WARM_S, ran: bool = False
 ) -> dict[str, list[float]]:
-    """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 cold samples each."""
+    """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 cold samples each.
+
+    `ran`: they have been called before and only their order is wanted: if all are slow, the call that settles one is a sample too,
+    and two are enough where the fastest is far ahead of the others.
+    """
     costs = {name: warm(run, device, settle_s=settle_s) for name, run in runs.items()}
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    slow = ran and min((cost.call_us for cost in costs.values()), default=0.0) > _SLOW_US
+    samples: dict[str, list[float]] = {name: [costs[name].call_us] if slow else [] for name in runs}
     end = time.perf_counter() + budget_s
-    for done in range(rounds):
-        if done >= _FEWEST_ROUNDS and time.perf_counter() > end:
+    for done in range(int(slow), rounds):
+        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (slow and done >= 2 and _far_apart(samples)):
             break
         for name in random.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], calls[name], device))
@@ -189,6 +197,8 @@ def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> fl
     clock = clock_of(device)
     while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
         samples += (reading.host_us for reading in clock.read((run,), (0,)))
+        if samples[-1] > _SLOW_US:
+            break
     return statistics.median(samples)
 
 
@@ -207,6 +217,12 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
     own = statistics.median(reading.device_us or 0.0 for reading in readings if reading.call == 0)
     joins = [sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4] for call in (0, 1)]
     return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(own, 1e-3)
+
+
+def _far_apart(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether every sample of the fastest is well below every one of the others."""
+    ordered = sorted(samples.values(), key=statistics.median)
+    return all(min(other) > _FAR * max(ordered[0]) for other in ordered[1:])
 
 
 def _calls(side: Warm, sample_us: float, l2: L2) -> int:

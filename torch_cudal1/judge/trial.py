@@ -7,7 +7,7 @@ inputs only. It holds evidence and judges none of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -62,6 +62,17 @@ class Sample:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Infeasible) else self.exact[position]
 
+    def answers_as(self, other: Sample) -> None:
+        """Take over what the reference yields on another set of the same values: only where they lie differs."""
+        self.__dict__ |= {name: other.__dict__[name] for name in ("reference", "exact") if name in other.__dict__}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Of its inputs, and of what was computed on them so far."""
+        yield from self.inputs
+        reference, exact = self.__dict__.get("reference"), self.__dict__.get("exact")
+        for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else ()):
+            yield from (tensor for tensor in outputs if tensor is not None)
+
     def again(self) -> Iterator[Result]:
         """Four more runs of eager, one after the other: it may vary."""
         for _ in range(4):
@@ -71,6 +82,10 @@ class Sample:
         """Free the float64 outputs, unless another candidate will need them."""
         if not self.kept:
             self.__dict__.pop("exact", None)
+
+
+def _size(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
@@ -133,10 +148,10 @@ class Trial:
         return self._hand_over(sample, base="", given=sample.inputs)
 
     def _remember(self, key: tuple[str, str, int], sample: Sample) -> None:
-        """Keep it for the next candidate, while there is room: inputs, eager's outputs, and twice that in float64."""
-        known = {id(tensor): tensor for kept in self.book.values() for tensor in kept.inputs}
-        own = {id(tensor): tensor for tensor in sample.inputs}
-        if 4 * sum(tensor.numel() * tensor.element_size() for tensor in (known | own).values()) <= _KEPT_BYTES:
+        """Keep it for the next candidate while there is room: for all that is held, the inputs, eager's outputs and twice that."""
+        held = {id(tensor): tensor for kept in self.book.values() for tensor in kept.tensors()}
+        own = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in held}
+        if _size(held.values()) + 4 * _size(own.values()) <= _KEPT_BYTES:
             sample.kept = True
             self.book[key] = sample
 
@@ -203,10 +218,6 @@ class Trial:
     def hand(self, sample: Sample) -> Sample:
         """Give a set that another trial drew to this one's child, parameters in memory of their own."""
         return self._hand_over(sample, base="", given=sample.inputs)
-
-    def variant(self, sample: Sample, position: int, replacement: torch.Tensor, what: str) -> Sample:
-        """`sample` with one input replaced."""
-        return self.changed(sample, {position: replacement}, what)
 
     def changed(self, sample: Sample, replacements: Mapping[int, torch.Tensor], what: str) -> Sample:
         """`sample` with some inputs replaced; no other candidate will meet it."""

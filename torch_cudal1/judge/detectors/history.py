@@ -75,6 +75,7 @@ def _same_place(trial: Trial, first: Sample) -> list[Agreement | None]:
 
 def _new_place(trial: Trial, first: Sample) -> list[Agreement | None]:
     moved = trial.derive(first, "new pointer", _of_inputs(trial, clone_strided))
+    moved.answers_as(first)
     return [_tried(trial, moved, "new pointer, same data")]
 
 

@@ -39,7 +39,7 @@ def special(trial: Trial) -> list[Check]:
     values = (("NaN", float("nan")), ("infinity", float("inf")), ("negative infinity", -float("inf")))
     for what, value in values if trial.profile.all_specials else values[:2]:
         for position in positions:
-            variant = trial.variant(sample, position, _with_one(sample.inputs[position], value), what)
+            variant = trial.derive(sample, f"{what} in input {position}", partial(_one_replaced, position, value))
             failed = _masks_differ(trial, variant, trial.run(variant).outputs)
             trial.drop(variant)
             if failed:
@@ -53,6 +53,10 @@ def _special_positions(trial: Trial, sample: Sample) -> list[int]:
     floating = [i for i, t in enumerate(sample.inputs) if t.dtype.is_floating_point and t.numel()]
     drawn = random.SystemRandom().sample(floating, len(floating))
     return sorted(sorted(drawn, key=lambda i: trial.subject.roles[i] != "input")[:_SPECIAL_INPUTS])
+
+
+def _one_replaced(position: int, value: float, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    return [_with_one(tensor, value) if i == position else None for i, tensor in enumerate(inputs)]
 
 
 def _with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
