@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
@@ -187,9 +188,15 @@ def _right(outcomes: Mapping[str, int]) -> int:
     return outcomes.get("ok", 0) + outcomes.get("unstable", 0)
 
 
+@cache
+def _environment() -> dict[str, Any]:
+    return report.environment()  # asks other programs: once
+
+
 def _document(options: argparse.Namespace, runs: Sequence[Run]) -> dict[str, Any]:
     kept = {name: value for name, value in vars(options).items() if name != "out"}
-    return report.document("evaluator", kept, [asdict(run) for run in runs], best_rate=max(run.rate for run in runs), goal=_GOAL)
+    rows = [asdict(run) for run in runs]
+    return report.document("evaluator", kept, rows, environment=_environment(), best_rate=max(run.rate for run in runs), goal=_GOAL)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ from benchmarks.kernelbench.rows import read
 from benchmarks.kernelbench.statistics import BEST
 from benchmarks.kernelbench.tables import groups, headline
 from benchmarks.report import load
+from benchmarks.training_tables import evaluated, experiment, landscapes
 
 __all__ = ["main", "render", "summary"]
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PLANS = _ROOT / "benchmarks" / "training"
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
 _WARM = ("h200-warm-start.json", "h200-warm-start-offline.json")
@@ -59,6 +61,7 @@ def render(results: Path) -> str:
         lines += ["", *_convolutions(path.name, load(path))]
     for path in sorted(results.glob("h200-families*.json")):
         lines += ["", *_families(path.name, load(path))]
+    lines += _training(results)
     for path in _kernelbench(results):
         lines += [
             "",
@@ -67,6 +70,20 @@ def render(results: Path) -> str:
             markdown(read(path)),
         ]
     return "\n".join(lines)
+
+
+def _training(results: Path) -> list[str]:
+    """The evaluator, landscapes that plans name and the one of the package, and experiments."""
+    lines: list[str] = []
+    for path in sorted(results.glob("*-evaluator.json")):
+        found = load(path)
+        lines += ["", *_heading(path.name, found), *evaluated(found)]
+    own = _ROOT / "torch_cudal1" / "training" / "data"
+    lines += landscapes([*sorted(own.glob("*-landscape.json.gz")), *sorted(_PLANS.glob("*-landscape.json.gz"))])
+    for path in sorted(results.glob("*-training-*.json")):
+        found = load(path)
+        lines += ["", *_heading(path.name, found), *experiment(found)]
+    return lines
 
 
 def _kernelbench(results: Path) -> list[Path]:

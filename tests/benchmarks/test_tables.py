@@ -28,6 +28,8 @@ NAMED_BY = {
     "families": ("case",),
     "fleet": ("workers", "tasks"),
     "ranks": ("devices", "backend", "scene"),
+    "training": ("name",),
+    "evaluator": ("lanes", "trust"),
 }
 
 

@@ -39,7 +39,7 @@ _WORTH_MOVING = 2  # programs that wait for each lane at a reference: for fewer 
 
 def fitting(wanted: int, device: torch.device, tensor_bytes: int) -> int:
     """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at most so many bytes; at least 1."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return wanted
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(wanted, int(_SHARE * free) // (_LANE_BYTES + _SETS * tensor_bytes)))

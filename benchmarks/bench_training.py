@@ -1,0 +1,130 @@
+"""A results file of an experiment with the training pipeline: `cudal1 train experiment --json > told.json`, then
+`python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
+
+It measures nothing: comparisons, arms and stages as `training.comparison` finds them in what the command told, of a red-team run
+the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that it runs in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import document, environment, save
+from torch_cudal1.training.comparison import Comparison, ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
+from torch_cudal1.training.exam import best_curve
+from torch_cudal1.training.plan import ARMS, Plan, read_plan
+from torch_cudal1.training.statistics import Difference
+from torch_cudal1.view import plots
+
+__all__ = ["found", "main", "rows_of"]
+
+Row = dict[str, Any]
+_STYLE = {  # for a picture without the page's style sheet
+    "--ink": "#1a1d21",
+    "--muted": "#565d66",
+    "--grid": "#d5d9de",
+    "--first": "#2b6cb0",
+    "--second": "#c05621",
+    "--font": "sans-serif",
+}
+_PARTS = 10  # lines of a curve that the file keeps
+
+
+def rows_of(plan: Plan, told: Mapping[str, Any]) -> list[Row]:
+    """One a comparison, difference, arm, stage and evaluator; `what` says which it is."""
+    results = told["results"]
+    rows: list[Row] = []
+    for one in comparisons(results, plan):
+        said = {"primary": one.primary, "says": one.says, "adjusted_p": one.adjusted}
+        rows.append({"what": "comparison", "name": _name(one), **said} | _interval(one.difference))
+    others = {**stage_rise(results), **crossed(results, plan)}
+    rows += [{"what": "difference", "name": name} | _interval(difference) for name, difference in others.items()]
+    rows += [{"what": "arm", "name": f"{arm.arm} {arm.title}"} | asdict(arm) for arm in summaries(results, plan)]
+    rows += [{"what": "stage", **asdict(as_zero), "fast": {str(p): share for p, share in as_zero.fast.items()}}
+             for as_zero, _ in stage_tables(results)]  # fmt: skip
+    for name, steps in (told.get("cheats") or {}).items():
+        rows.append({"what": "evaluator", "name": f"{name} evaluator", "steps": _picked(steps)})
+    return rows
+
+
+def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The file as a value."""
+    results = told["results"]
+    labels = sorted({str(one["label"]) for one in results})
+    more = {
+        "environment": environment(),
+        "label": ", ".join(labels),
+        "plan": {"name": plan.name, "digest": plan.digest, "endpoint": plan.endpoint, "held_out": asdict(plan.held_out)},
+        "runs": [len(results), len(plan.arms) * len(plan.seeds)],
+        "ceilings": ceilings(results),
+    }
+    return document("training", {"plan": plan.name}, rows_of(plan, told), **more)
+
+
+def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a picture that stands alone."""
+    lines = []
+    for arm in ARMS.values():
+        own = [one for one in results if one["arm"] == arm.name]
+        if not own:
+            continue
+        curves = [best_curve(one["held_out"][one["own"]], one["kinds"][kind]) for one in own]
+        columns = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
+        means, low, high = ([f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max))
+        lines.append(plots.Curve(f"{arm.name} {arm.title}"[:44], [float(i + 1) for i in range(len(columns))], means, low, high))
+    ceiling = ceilings(results).get(kind)
+    if ceiling is not None and lines:
+        ends = [1.0, max(line.x[-1] for line in lines)]
+        lines.append(plots.Curve("the best there is", ends, [ceiling, ceiling]))
+    label = f"Geometric mean of the best so far, held-out tasks ({kind}), {results[0]['label']}"
+    drawn = plots.curves(lines, label=label, x="different programs", y="speed-up", salt=kind)
+    plain = re.sub(r"var\((--\w+)\)", lambda match: _STYLE[match[1]], drawn)
+    return plain if "xmlns=" in plain else plain.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the file; 1 where runs of the plan are missing, or nothing was told of it."""
+    parser = argparse.ArgumentParser(prog="benchmarks.bench_training", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--plan", type=Path, required=True, help="the plan that was run")
+    parser.add_argument("--told", type=Path, required=True, help="what `cudal1 train ... --json` printed")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figure", type=Path, help="an SVG beside it")
+    options = parser.parse_args(arguments)
+    try:
+        plan, told = read_plan(options.plan), json.loads(options.told.read_text(encoding="utf-8"))
+        if not told["results"]:
+            raise ValueError("it holds no result")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(
+            f"{options.told} and {options.plan}: expected a plan and what its experiment printed with --json: {error}",
+            file=sys.stderr,
+        )
+        return 1
+    save(options.out, found(plan, told))
+    if options.figure is not None and plots.available()[0]:
+        options.figure.write_text(figure(told["results"], "shape"), encoding="utf-8")
+    return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
+
+
+def _name(one: Comparison) -> str:
+    return f"{one.one} - {one.other}, held-out {one.kind}"
+
+
+def _interval(difference: Difference) -> Row:
+    return asdict(difference) | {"excludes_zero": difference.excludes_zero}
+
+
+def _picked(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    last = len(steps) - 1
+    return [steps[index] for index in sorted({round(i * last / (_PARTS - 1)) for i in range(_PARTS)})]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

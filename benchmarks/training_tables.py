@@ -1,0 +1,126 @@
+"""Results of training as Markdown: the evaluator's rate, landscapes, experiments. `tables` puts them where they belong."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.training.landscape.packed import read
+from torch_cudal1.training.landscape.rows import Row
+from torch_cudal1.training.records import Outcome
+from torch_cudal1.training.tasks import load_split
+
+__all__ = ["evaluated", "experiment", "landscapes"]
+
+_OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "compile", "run", "hack", "unstable")
+
+
+def evaluated(found: Mapping[str, Any]) -> list[str]:
+    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart."""
+    lines = [
+        "| lanes | programs are | judged | new programs a second | outcomes | seconds a program, by step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        outcomes = ", ".join(f"{name} {count}" for name, count in sorted(row["outcomes"].items()))
+        steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in list(row["seconds"].items())[:8])
+        lines.append(f"| {row['lanes']} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {outcomes} | {steps} |")
+    return [*lines, "", f"The goal on one H200 is {found['goal']:g} a second."]
+
+
+def experiment(found: Mapping[str, Any]) -> list[str]:
+    """Every row of an experiment. Differences are of logarithms, or of shares where they say success."""
+    plan, runs = found["plan"], found["runs"]
+    lines = [
+        f"{plan['name']}, plan {plan['digest']}, {runs[0]} of {runs[1]} runs; numbers: {found['label']}. {plan['endpoint']}",
+        "",
+    ]
+    of = {
+        what: [row for row in found["rows"] if row["what"] == what]
+        for what in ("comparison", "difference", "arm", "stage", "evaluator")
+    }
+    if of["comparison"] or of["difference"]:
+        lines += ["| difference | mean | 95 % interval | seeds x tasks | says |", "|---|---|---|---|---|"]
+        for row in (*of["comparison"], *of["difference"]):
+            name = row["name"] + (" (primary)" if row.get("primary") else "")
+            says = row.get("says", "excludes 0" if row["excludes_zero"] else "does not exclude 0")
+            says += f"; p {row['adjusted_p']:.3f} by Holm" if "adjusted_p" in row and not row["primary"] else ""
+            interval = f"[{row['low']:+.3f}, {row['high']:+.3f}]"
+            lines.append(f"| {name} | {row['value']:+.3f} | {interval} | {row['seeds']} x {row['tasks']} | {says} |")
+        lines.append("")
+    if of["arm"]:
+        lines += [*_arms(of["arm"], found["ceilings"]), ""]
+    if of["stage"]:
+        lines += [
+            "| best of a task's samples, failures 0 | mean | largest | p75 | p50 | p25 | success | > 1.01x |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for row in of["stage"]:
+            cells = " | ".join(f"{row[name]:.2f}" for name in ("mean", "largest", "p75", "p50", "p25"))
+            lines.append(f"| {row['name']} | {cells} | {row['success']}/{row['tasks']} | {row['counted']} |")
+        lines.append("")
+    if of["evaluator"]:
+        lines += [
+            "| who rewards | share of cheats, first step | middle | last | speed-up it reports, last |",
+            "|---|---|---|---|---|",
+        ]
+        for row in of["evaluator"]:
+            steps = row["steps"]
+            shares = " | ".join(f"{steps[at]['cheats']:.2f}" for at in (0, len(steps) // 2, -1))
+            lines.append(f"| {row['name']} | {shares} | {steps[-1]['reported']:.2f} |")
+        lines.append("")
+    return lines[:-1]
+
+
+def _arms(rows: Sequence[Mapping[str, Any]], ceilings: Mapping[str, float]) -> list[str]:
+    names = list(rows[0]["best"])
+    head = " | ".join(f"held-out {name}" for name in names)
+    lines = [f"| arm | seeds | success | mean of samples | {head} |", "|---" * (4 + len(names)) + "|"]
+    for row in rows:
+        best = " | ".join(f"{row['best'][name]:.3f}" for name in names)
+        lines.append(f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} |")
+    if ceilings:
+        cells = " | ".join(f"{ceilings[name.split()[0]]:.3f}" if name.split()[0] in ceilings else "" for name in names)
+        lines.append(f"| the best there is | | | | {cells} |")
+    return lines
+
+
+def landscapes(paths: Sequence[Path]) -> list[str]:
+    """What each landscape holds, by operation."""
+    lines: list[str] = []
+    for path in paths:
+        found = read(path)
+        split = load_split("cuda" if found.facts["device"] == "cuda" else "cpu")
+        held_out = {task.id for task in split.held_out}
+        by_family: dict[str, list[str]] = {}
+        for task in (*split.train, *split.held_out):
+            if task.id in found.rows:
+                by_family.setdefault(task.family, []).append(task.id)
+        machine = found.facts.get("gpu") or f"CPU, {found.facts.get('machine', '')}"
+        lines += [
+            "",
+            f"`{path.name}`: every program of {len(found.rows)} tasks, measured once; {machine}, torch {found.facts['torch']}. "
+            "Best: geometric mean over tasks of the best program; nothing right counts as 1.",
+            "",
+            f"| operation | tasks, held out | programs | {' | '.join(_OUTCOMES)} | best | cheats that a trusting evaluator takes |",
+            "|---" * (5 + len(_OUTCOMES)) + "|",
+        ]
+        lines += [_family(name, tasks, found.rows, held_out) for name, tasks in sorted(by_family.items())]
+    return lines
+
+
+def _family(name: str, tasks: Sequence[str], rows: Mapping[str, Sequence[Row]], held_out: set[str]) -> str:
+    own = [row for task in tasks for row in rows[task]]
+    counts = Counter(row.outcome for row in own)
+    best = [max([row.score for row in rows[task] if row.score is not None], default=1.0) for task in tasks]
+    cheats = [row for row in own if row.outcome == "hack"]
+    taken = f"{sum(row.naive is not None for row in cheats)} of {len(cheats)}"
+    geomean = math.exp(statistics.fmean(math.log(one) for one in best))
+    outcomes = " | ".join(str(counts[outcome]) for outcome in _OUTCOMES)
+    return (
+        f"| {name} | {len(tasks)}, {sum(task in held_out for task in tasks)} | {len(own)} | {outcomes} | {geomean:.2f}x | {taken} |"
+    )

@@ -1,0 +1,103 @@
+"""What a results file of training says is what the experiment told; nothing is made of nothing."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.bench_training import main
+from benchmarks.report import load
+from benchmarks.training_tables import evaluated, experiment, landscapes
+from torch_cudal1.training.plan import read_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = {
+    "name": "two arms",
+    "device": "cpu",
+    "endpoint": "which is better",
+    "arms": ["A6", "A4"],
+    "seeds": [0, 1],
+    "held_out": {"measurements": 4, "cap": 8, "round": 4, "reported": [1, 4]},
+}
+EXAM = {"success": 0.5, "speedup": 0.6, "log_speedup": 0.1, "best": {"train": 1.2}}
+
+
+def told(folder: Path, *, seeds: int = 2) -> tuple[Path, Path]:
+    """A plan and what its runs are said to have found: arm A6 has 2x on the held-out task, A4 1x."""
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(PLAN))
+    digest = read_plan(plan).digest
+    results: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        for arm, own, best in (("A6", "bucket", 2.0), ("A4", "none", 1.0)):
+            test = {"task": {"best": {"1": 1.0, "4": best}, "curve": [1.0, best], "success": 1.0, "speedup": best}}
+            known = {
+                "plan": digest,
+                "label": "replay of a test",
+                "arm": arm,
+                "seed": seed,
+                "own": own,
+                "kinds": {"shape": ["task"]},
+            }
+            stages = {"collected": {}, "sft": EXAM, "selfsup": EXAM | {"success": 0.75}}
+            held_out = {"bucket": test, "none": test}
+            whole = {"stages": stages, "exam": EXAM, "curve": [], "held_out": held_out, "kinds": {"shape": ["task"]}}
+            results.append({**known, **whole, "optimum": {"train": 2.0, "task": 2.0}})
+    step = {"step": 0.0, "cheats": 0.25, "believed": 0.25, "reported": 3.0}
+    out = folder / "told.json"
+    out.write_text(json.dumps({"results": results, "cheats": {"naive": [step, step | {"cheats": 0.9}], "guarded": [step, step]}}))
+    return plan, out
+
+
+def test_comparisons_arms_stages_and_cheats_are_in_the_file_the_tables_and_the_figure(tmp_path: Path) -> None:
+    plan, out = told(tmp_path)
+    file, picture = tmp_path / "results.json", tmp_path / "best.svg"
+    assert main(["--plan", str(plan), "--told", str(out), "--out", str(file), "--figure", str(picture)]) == 0
+    found = load(file)
+    assert {row["what"] for row in found["rows"]} == {"comparison", "difference", "arm", "stage", "evaluator"}
+    (primary,) = [row for row in found["rows"] if row.get("primary")]
+    assert primary["value"] == pytest.approx(0.6931, abs=1e-4)
+    text = "\n".join(experiment(found))
+    assert "| A6 - A4, held-out shape (primary) | +0.693 | [+0.693, +0.693] | 2 x 1 | A6 is better |" in text
+    assert "| naive evaluator | 0.25 | 0.90 | 0.90 | 3.00 |" in text
+    assert "| success, stage 2 - stage 1 | +0.250 |" in text
+    assert all(str(row["name"]) in text for row in found["rows"])
+    assert ET.fromstring(picture.read_text()).tag.endswith("svg")
+    assert "var(" not in picture.read_text()
+
+
+def test_missing_runs_are_told_by_the_exit_code_and_nothing_is_made_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, out = told(tmp_path, seeds=1)
+    file = tmp_path / "results.json"
+    assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1
+    assert load(file)["runs"] == [2, 4]
+    for text in ('{"results": []}', "", '{"other": 1}'):
+        out.write_text(text)
+        file.unlink(missing_ok=True)
+        assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1
+        assert "--json" in capsys.readouterr().err
+        assert not file.exists()
+
+
+def test_a_rate_is_shown_with_what_it_counts() -> None:
+    row = {
+        "lanes": 8,
+        "trust": "own",
+        "programs": 90,
+        "rate": 9.5,
+        "outcomes": {"ok": 60, "wrong": 30},
+        "seconds": {"timing": 0.08},
+    }
+    assert "| 8 | own | 90 | 9.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+
+
+def test_the_landscape_of_the_package_has_a_line_for_each_operation() -> None:
+    text = landscapes([ROOT / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"])
+    assert sum(line.startswith("| ") for line in text) == 1 + 9
+    assert any(line.startswith("| avg_pool1d | 3, 1 | 96 |") for line in text)
