@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.place import Place, place_for
-from torch_cudal1.records import Candidate
+from torch_cudal1.records import NOT_EAGERS, Candidate
 from torch_cudal1.settings import Settings
 
 CPU = torch.device("cpu")
@@ -76,3 +77,77 @@ def test_the_gate_lets_through_what_wins(
 def test_a_decision_about_other_candidates_is_not_taken_over(place: Place) -> None:
     binding._end_to_end(Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, choices(place, "rewrites"), place)  # type: ignore[arg-type]
     assert binding._settled({"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place) is None
+
+
+RACED = {"eager": 100.0, "inductor": 80.0}
+BESIDE = [  # origin, schedule, times of the race, why Inductor had none, whether torch.compile must be measured beside the choice
+    ("baseline", "inductor", RACED, "", False),  # what runs is Inductor's
+    ("baseline", "eager", RACED, "", False),
+    ("rewrites", "eager", RACED, "", False),  # judged against the fastest of them
+    ("baseline", "inductor+graph", {**RACED, "inductor+graph": 60.0}, "", True),
+    ("baseline", "eager+graph", {"eager": 100.0, "eager+graph": 90.0}, "RuntimeError: no worker", True),
+    ("baseline", "eager", {"eager": 100.0}, "RuntimeError: no worker", True),
+    ("rewrites", "eager", {"eager": 100.0}, "RuntimeError: no worker", True),
+    ("baseline", "eager", {"eager": 100.0}, NOT_EAGERS, False),  # a result that is not eager's is nobody's rival
+    ("baseline", "eager+graph", {"eager": 100.0, "eager+graph": 90.0}, "", False),  # the user wants nothing compiled
+]
+
+
+@pytest.mark.parametrize(("origin", "schedule", "raced", "failed", "beside"), BESIDE)
+def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
+    origin: str, schedule: str, raced: dict[str, float], failed: str, beside: bool, place: Place
+) -> None:
+    (choice,) = choices(place, origin, schedule)
+    assert choice.entry is not None
+    evidence = {**choice.entry.evidence, "baselines_us": raced, "baseline_failures": {"inductor": failed} if failed else {}}
+    found = replace(choice, entry=replace(choice.entry, evidence=evidence))
+    assert binding._may_lose_to_compile(found) is beside
+    built = binding._contenders(NET, None, (found,), lambda: None, None)  # type: ignore[arg-type, return-value]
+    assert ("torch.compile" in built) is beside
+    assert ("cudal1" in built) is (origin != "baseline" or schedule != "eager")
+
+
+class Failing(Trial):
+    """A contender of this name fails when it is called."""
+
+    def __init__(self, failing: str, results: dict[str, tuple[float, float, float]]) -> None:
+        super().__init__(results)
+        self.failing = failing
+
+    def against_own(self, call: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
+        if call == self.failing:
+            raise RuntimeError("no compiler here\nmore")
+        return super().against_own(call, args, kwargs, place)
+
+
+def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(place: Place) -> None:
+    both = {"torch.compile": "torch.compile", "cudal1": "cudal1"}
+    chosen = choices(place, "baseline", "eager+graph")
+    settled = binding._end_to_end(Failing("torch.compile", {"cudal1": CLEAR_GAIN}), both, chosen, place)  # type: ignore[arg-type]
+    assert settled.winner == "cudal1"
+    assert "torch.compile failed (RuntimeError: no compiler here)" in settled.note
+    with pytest.raises(RuntimeError, match="no compiler"):
+        binding._end_to_end(Failing("cudal1", {"torch.compile": LOSS}), both, chosen, place)  # type: ignore[arg-type]
+
+
+def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """eager was the fastest of what ran, and torch.compile, which could not run in the judge, is faster here."""
+    asked: list[str] = []
+
+    def end_to_end(trial: Any, contenders: Any, *_: Any) -> Any:
+        asked.extend(contenders)
+        return binding._Settled("torch.compile", "measured", lambda args, kwargs: X)
+
+    (choice,) = choices(place, "baseline", "eager")
+    assert choice.entry is not None
+    evidence = {**choice.entry.evidence, "timing": None, "baselines_us": {"eager": 1.0}, "baseline_failures": {"inductor": "no"}}
+    found = replace(choice, entry=replace(choice.entry, evidence=evidence))
+    monkeypatch.setattr(binding, "_end_to_end", end_to_end)
+    monkeypatch.setattr(binding, "choose", lambda *_, **__: found)
+    with torch.no_grad():
+        served = binding.bind(NET, (X,), {}, place.settings)
+        assert (type(served), asked) == (binding.Unbound, [])
+        served = binding.bind(NET, (X,), {}, place.settings.but(on_miss="tune"))
+        assert (type(served), asked) == (binding.Bound, ["torch.compile"])

@@ -149,23 +149,42 @@ def _decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dic
     runs = _measured_step(choices, place) or _what_runs(choices, place.settings.margin)
     if runs == "swaps" and _is_inductor_in_a_graph(gm, traced, choices):
         runs = "inductor+graph"
-    if runs == "swaps":
-        entries = tuple(choice.entry for choice in choices if choice.entry is not None)
-        return _own_path(traced, lowered, choices, place, options), Told(runs, entries=entries)
-    if name:
-        place.cache.put_alias(name, {"runs": runs, "regions": [item.region.key for item in lowered]}, place.target, place.contract)
-    return _remembered(gm, inputs, runs, place, options), Told(runs)
+    entries = tuple(choice.entry for choice in choices if choice.entry is not None)
+
+    def own(inductor: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        return _without_trace(gm, runs, inductor, place) or _own_path(traced, lowered, choices, place, options)
+
+    asked, call = runs, None
+    if runs != "inductor" and place.settings.on_miss == "tune" and not _won_before(name, choices, place):
+        from torch_cudal1.in_place import Graph, better  # only a search measures
+
+        won, call = better(
+            Graph(inputs, place.device, lambda: _inductor(gm, inputs, options), traced.is_pure, _raced(choices)), own
+        )
+        runs = runs if won == "ours" else "inductor"
+    if name and (asked != "swaps" or call is not None):
+        known = {"runs": runs, "regions": [item.region.key for item in lowered], "candidates": _digests(choices)}
+        place.cache.put_alias(name, known, place.target, place.contract)
+    if call is None and runs != "inductor":
+        call = own(lambda: _inductor(gm, inputs, options))
+    return call, Told(runs, entries=entries if runs == "swaps" else ())
 
 
 def _remembered(
     gm: fx.GraphModule, inputs: Sequence[Any], runs: str, place: Any, options: dict[str, Any]
 ) -> Callable[..., Any] | None:
     """The callable of a decision that needs no trace of ours; None for plain Inductor."""
+    return _without_trace(gm, runs, lambda: _inductor(gm, inputs, options), place)
+
+
+def _without_trace(
+    gm: fx.GraphModule, runs: str, inductor: Callable[[], Callable[..., Any]], place: Any
+) -> Callable[..., Any] | None:
     if runs == "inductor+graph":
         from torch_cudal1.graph.capture import lifted_parameters
         from torch_cudal1.graph.swap import GraphedLater
 
-        return GraphedLater(_inductor(gm, inputs, options), lifted_parameters(gm), place.device, place.settings.strictness)
+        return GraphedLater(inductor(), lifted_parameters(gm), place.device, place.settings.strictness)
     return gm.forward if runs == "eager" else None
 
 
@@ -180,11 +199,26 @@ def _measured_step(choices: Sequence[Any], place: Any) -> str:
     """What won when `accelerate` measured this very training step as a whole; "" if it never did."""
     from torch_cudal1.pipeline import end_to_end_name
 
-    candidates = [choice.candidate.digest for choice in choices]
+    candidates = _digests(choices)
     known = place.alias(end_to_end_name(choices), candidates) if len(choices) > 1 else None
     if not isinstance(known, dict) or known.get("candidates") != candidates:
         return ""
     return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(str(known.get("winner")), "")
+
+
+def _won_before(name: str | None, choices: Sequence[Any], place: Any) -> bool:
+    """Whether an earlier process measured what these candidates make of the graph of that name, and they did not lose."""
+    known = place.alias(name, _digests(choices)) if name else None
+    return isinstance(known, dict) and known.get("candidates") == _digests(choices)
+
+
+def _digests(choices: Sequence[Any]) -> list[str]:
+    return [choice.candidate.digest for choice in choices]
+
+
+def _raced(choices: Sequence[Any]) -> bool:
+    """Whether Inductor ran in every race that there was."""
+    return all("inductor" in raced for choice in choices if (raced := choice.entry.evidence["baselines_us"]))
 
 
 def _what_runs(choices: Sequence[Any], margin: float) -> str:

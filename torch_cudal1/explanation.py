@@ -41,6 +41,7 @@ class RegionReport:
     - speedup, low, high: against the best baseline, measured when the decision was made; None when a baseline runs.
     - vs_eager, vs_inductor: against these two alone; None when that one was not measured.
     - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our largest scaled error.
+    - raced: one mapping a baseline: "label", "decision" ("runs", "beaten" or "failed") and "reason", with what it measured.
     - tried: one mapping a candidate with at least "label", "decision" ("accepted", "rejected" or "not judged") and "reason"; also
       "detector", "speedup", "low", "high" and "error_ratio" where they were measured.
     - reason: one sentence on why this runs and not something else.
@@ -63,6 +64,7 @@ class RegionReport:
     runs_us: float | None = None
     error_ratio: float | None = None
     worst_error: float | None = None
+    raced: tuple[Mapping[str, Any], ...] = ()
     tried: tuple[Mapping[str, Any], ...] = ()
     reason: str = ""
 

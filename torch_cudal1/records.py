@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from torch_cudal1.program.model import Program, canonical_json
 
 __all__ = [
+    "NOT_EAGERS",
     "SCHEDULES",
     "Accepted",
     "Candidate",
@@ -42,6 +43,7 @@ SCHEDULES: tuple[Schedule, ...] = (
     "inductor+graph",
     "max-autotune+graph",
 )
+NOT_EAGERS = "its result is not eager's"  # why a baseline is out of a race although it runs
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]

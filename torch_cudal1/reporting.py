@@ -71,9 +71,27 @@ def entry_report(entry: Entry) -> RegionReport:
         runs_us=ours,
         error_ratio=_worst(entry, "numerics"),
         worst_error=_worst(entry, "numerics_worst"),
+        raced=_raced(entry, ours),
         tried=entry.tried,
         reason=_reason(entry, timing),
     )
+
+
+def _raced(entry: Entry, ours_us: float | None) -> tuple[Mapping[str, Any], ...]:
+    """Every baseline of the race, and why it is not what runs."""
+    choice, medians = entry.choice, entry.evidence.get("baselines_us", {})
+    runs = choice.schedule if choice.origin == "baseline" else ""
+    least = min(medians.values(), default=0.0)
+    found: list[Mapping[str, Any]] = []
+    for name, us in sorted(medians.items(), key=lambda item: item[1]):
+        told = f"{us:.1f} us, {us / least:.3f}x of the fastest baseline" if us > least else f"{us:.1f} us, the fastest baseline"
+        if name != runs and runs and us <= medians[runs]:
+            told += f"; {runs} is as fast within noise, and simpler"
+        elif not runs and ours_us:
+            told += f"; what runs takes {ours_us:.1f} us"
+        found.append({"label": name, "decision": "runs" if name == runs else "beaten", "reason": told})
+    failures = entry.evidence.get("baseline_failures", {})
+    return (*found, *({"label": name, "decision": "failed", "reason": why} for name, why in failures.items()))
 
 
 def _against(timing: Mapping[str, Any], baseline_us: float | None, ours_us: float | None) -> Interval | None:

@@ -1,7 +1,8 @@
 """The judge: the only place that runs candidates, and the only one that says "correct" or "faster".
 
-`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures. Sources, caches and graphs are not
-its business. What a name stands for is loaded when it is first asked for: a process that finds its decisions in a cache never asks.
+`court` is the front door, `race` finds the fastest baseline; `timing` is used by whoever measures. Sources, caches and graphs are
+not its business. What a name stands for is loaded when it is first asked for: a process that finds its decisions in a cache never
+asks.
 """
 
 from importlib import import_module

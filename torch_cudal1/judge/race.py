@@ -19,7 +19,7 @@ from torch_cudal1.judge.subject import Outputs, RegionSubject
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.warm import lent
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.records import SCHEDULES, Candidate, Region, Schedule
+from torch_cudal1.records import NOT_EAGERS, SCHEDULES, Candidate, Region, Schedule
 
 __all__ = ["rank_baselines"]
 
@@ -86,7 +86,7 @@ def _tried(trial: Trial, name: Schedule, inputs: str, expected: Outputs | None) 
     except CandidateFailure as error:
         return _gist(error.found), None
     if expected is not None and not all(grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)):
-        return "its result is not eager's", outputs
+        return NOT_EAGERS, outputs
     return "", outputs
 
 

@@ -181,17 +181,17 @@ def _region(region: RegionReport, *, undone: bool) -> str:
     items = "".join(
         f"<div><dt>{_e(name)}</dt><dd>{_e(value)}</dd></div>" for name, value in facts if value not in ("", text.ABSENT)
     )
-    return f"<details open><summary>{summary}</summary><dl>{items}</dl>{_tried(region.tried)}</details>"
+    return f"<details open><summary>{summary}</summary><dl>{items}</dl>{_tried((*region.raced, *region.tried))}</details>"
 
 
 def _tried(tried: Sequence[Mapping[str, Any]]) -> str:
     if not tried:
-        return '<p class="note">No candidate was proposed for this region.</p>'
+        return '<p class="note">Nothing was raced or proposed for this region.</p>'
     columns = ("candidate", "decision", "why", "found by", "speed-up vs best baseline", "error ratio")
     rows = []
     for one in tried:
         decision = str(one.get("decision", "unknown"))
-        mark = {"accepted": "good", "rejected": "bad"}.get(decision, "")
+        mark = {"accepted": "good", "runs": "good", "rejected": "bad", "failed": "bad"}.get(decision, "")
         rows.append(
             [
                 _e(one.get("label", "unnamed")),

@@ -29,7 +29,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
                 for r in explanation.regions
             ],
         )
-    tried = [(r.name or r.key[:12], one) for r in explanation.regions for one in r.tried]
+    tried = [(r.name or r.key[:12], one) for r in explanation.regions for one in (*r.raced, *r.tried)]
     if tried:
         screen.line("")
         parts = ("label", "decision", "detector", "reason")
