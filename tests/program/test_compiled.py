@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import models
 from tests.judge.programs import linear_relu
+from tests.program.executors import assert_same, drawn
 from tests.program.test_schedule import WHOLE
 from torch_cudal1 import native, observe
 from torch_cudal1.binding import captured_regions
@@ -139,25 +140,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 def inputs_of(program: Program) -> list[torch.Tensor]:
-    """Tensors of those specs whose values suit every Program above: integers index, everything else is drawn."""
-    made = []
-    for spec in program.inputs:
-        tensor = torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype)
-        made.append(tensor.zero_() if not tensor.is_floating_point() else tensor.normal_())
-    return made
-
-
-def assert_same(left: Sequence[Any], right: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
-    assert len(left) == len(right)
-    for ours, theirs in zip(left, right, strict=True):
-        assert type(ours) is type(theirs)
-        if not isinstance(ours, torch.Tensor):
-            assert ours == theirs
-            continue
-        assert (ours.dtype, ours.shape, ours.stride(), ours.device) == (theirs.dtype, theirs.shape, theirs.stride(), theirs.device)
-        assert [ours is t for t in inputs] == [theirs is t for t in inputs]
-        assert [ours.data_ptr() == t.data_ptr() for t in inputs] == [theirs.data_ptr() == t.data_ptr() for t in inputs]
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    return drawn(program, CPU, whole=1)  # an index of nothing
 
 
 MODES: dict[str, Callable[[], Any]] = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}

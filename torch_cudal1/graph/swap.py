@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import observe
-from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.errors import Cudal1Error, DriverError
 from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.schedule import build
@@ -37,6 +37,15 @@ __all__ = [
 FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
 Around: TypeAlias = "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
+
+# Results of the driver after which, by its API reference (type CUresult), the process must end to use the device again.
+_LOST = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        *("ECC_UNCORRECTABLE", "DEVICE_UNAVAILABLE", "CONTEXT_IS_DESTROYED", "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "LAUNCH_FAILED"),
+        *("ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC"),
+    )
+)
 
 _lock = threading.Lock()
 _in_use: weakref.WeakSet[Swapped] = weakref.WeakSet()
@@ -169,5 +178,7 @@ def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
 
 def is_sticky(error: BaseException) -> bool:
     """Errors after which the CUDA context is unusable; running out of memory is not one of them."""
+    if isinstance(error, DriverError):
+        return error.status in _LOST
     accelerator_error = getattr(torch, "AcceleratorError", ())
     return isinstance(error, accelerator_error) and not isinstance(error, torch.cuda.OutOfMemoryError)

@@ -114,10 +114,15 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
     index = torch.cuda.current_device() if device.index is None else device.index
     image = bytes(cubin.detach().cpu().contiguous().numpy())
     major, minor = torch.cuda.get_device_capability(index)
-    check_launch(inspect_cubin(image), launch, 10 * major + minor)
-    context = driver.context(index)
-    with driver.current(context):
-        function = driver.function(index, image, launch)
+    try:
+        check_launch(inspect_cubin(image), launch, 10 * major + minor)
+        context = driver.context(index)
+        with driver.current(context):
+            function = driver.function(index, image, launch)
+    except ProgramError as error:
+        raise ProgramError(error.rule, f"kernel {launch.symbol!r}: {error.found}") from error
+    except DriverError as error:
+        raise DriverError(error.call, error.status, f"kernel {launch.symbol!r}: {error.hint}") from error
     return Loaded(driver, context, function, launch, index)
 
 
