@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,7 +25,7 @@ from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Region, Rejected
 from torch_cudal1.source.resolve import Hit, resolve
 
-__all__ = ["IslandKernels", "Remember", "Replaced", "techniques_of"]
+__all__ = ["IslandKernels", "Remember", "Replaced", "proposals_of", "techniques_of"]
 
 Replaced: TypeAlias = Mapping[Island, tuple[Program, tuple[str, ...]]]
 Built: TypeAlias = tuple[Candidate | Rejected, ...]
@@ -99,8 +99,7 @@ class IslandKernels:
         return resolve(region, self.place.sources, self.place.target, self.place.contract).hit
 
     def _proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
-        found = kernels.propose(region.program, int(self.place.target.arch.removeprefix("sm_")), rights_of(self.place))
-        return found[: PROPOSALS if any(proposal.family in RACED for proposal in found) else _PROPOSALS_PER_ISLAND]
+        return proposals_of(region, int(self.place.target.arch.removeprefix("sm_")), rights_of(self.place))
 
     def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
         begun = self.building.pop(region.key, None)
@@ -123,6 +122,12 @@ class IslandKernels:
             failure = verdict.failure
             reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
         return None, reasons
+
+
+def proposals_of(region: Region, sm: int, rights: Collection[str]) -> tuple[kernels.Proposal, ...]:
+    """The kernels that a search compiles for an island, the likeliest first; `rights` as for `kernels.propose`."""
+    found = kernels.propose(region.program, sm, rights)
+    return found[: PROPOSALS if any(proposal.family in RACED for proposal in found) else _PROPOSALS_PER_ISLAND]
 
 
 def techniques_of(replaced: Replaced) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import compose
 
-__all__ = ["Search", "Standing", "fastest_first", "search"]
+__all__ = ["Search", "Standing", "fastest_first", "islands_of", "search"]
 
 _IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
@@ -100,13 +100,26 @@ def search(region: Region, place: Place, job: judge.Job, remember: Remember) -> 
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
     if not served or not whole or region.kind != "inference" or is_random_program(region.program):
         return Search(region, variant)
-    form = variant
-    if variant is not None and not _IN_PANELS.isdisjoint(variant.techniques):
-        form = rewritten(region, assume_finite=finite, without=_IN_PANELS)
+    form = _in_one_piece(region, variant, finite=finite)
     kernels = IslandKernels(place, job, remember)
     dense = product_islands(_form(region, form))
     kernels.begin(dense)
     return Search(region, variant, form, dense, kernels)
+
+
+def islands_of(region: Region, *, finite: bool = False) -> list[Island]:
+    """Every island that a search of a whole graph may ask kernels for, those asked first first; `finite`: rules for such values."""
+    variant = rewritten(region, assume_finite=finite)
+    form = _form(region, variant)
+    dense = product_islands(_form(region, _in_one_piece(region, variant, finite=finite)))
+    return [*dense, *partition(form, products=True).islands, *partition(form).islands]
+
+
+def _in_one_piece(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:
+    """The rewritten form without the rules that cut products."""
+    if variant is None or _IN_PANELS.isdisjoint(variant.techniques):
+        return variant
+    return rewritten(region, assume_finite=finite, without=_IN_PANELS)
 
 
 def _form(region: Region, variant: Variant | None) -> Region:

@@ -1,4 +1,5 @@
-"""The command line: `python -m benchmarks.kernelbench run TASKS --out FILE.jsonl`, `... report FILE.jsonl` and `... plan TASKS`."""
+"""The command line: `python -m benchmarks.kernelbench run TASKS --out FILE.jsonl`, `report FILE.jsonl`,
+`plan TASKS` and `compile TASKS`."""
 
 from __future__ import annotations
 
@@ -10,15 +11,18 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import report as results
 from benchmarks.kernelbench import pages, planning, rows
 from benchmarks.kernelbench.ablation import ARMS
-from benchmarks.kernelbench.crew import Broken, Crew, Plan, Result
+from benchmarks.kernelbench.ahead import compile_ahead
+from benchmarks.kernelbench.claims import Claims, dealt
+from benchmarks.kernelbench.crew import CACHE, Broken, Crew, Plan, Result
 from benchmarks.kernelbench.job import LABELS, OURS, PROFILES, Job
 from benchmarks.kernelbench.statistics import BEST, geomean, ratios
 from benchmarks.kernelbench.tasks import LEVELS, Choice, TaskError, cut_down, read_tasks, release_candidates, selected
@@ -51,8 +55,8 @@ def _run(args: argparse.Namespace) -> int:
     tasks = selected(known, Choice(tuple(args.level), tuple(args.only), args.shard))
     tasks = [cut_down(task, args.scale) for task in tasks]
     candidates = release_candidates(args.candidates) if args.candidates else {}
-    done = rows.finished(args.out, job, tasks, without_failed=args.retry_failed)
-    left = [task for task in tasks if (task.key, task.digest) not in done]
+    done = rows.finished((args.out, *args.known), job, tasks, without_failed=args.retry_failed)
+    left = dealt([task for task in tasks if (task.key, task.digest) not in done])
     environment = results.environment()
     where = f"{job.device} {environment['gpu']}".strip()
     print(f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; on {where}; {job.label}", flush=True)
@@ -96,9 +100,11 @@ def _plan(args: argparse.Namespace, begin: float) -> Plan:
     else:
         memory = int(_HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     budget_s = args.budget_s - (time.monotonic() - begin)
-    for name in ("inductor", "triton", "cudal1"):  # confined processes are let into folders that are there
+    for name in ("inductor", "triton", CACHE):  # confined processes are let into folders that are there
         (args.work / name).mkdir(parents=True, exist_ok=True)
-    return Plan(args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, args.freeze)
+    claims = Claims(args.claims.resolve()) if args.claims else None
+    how: dict[str, Any] = {"freeze": args.freeze, "fork": args.fork, "claims": claims}
+    return Plan(args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, **how)
 
 
 def _told(result: Result) -> str:
@@ -135,6 +141,15 @@ def _plan_products(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compile(args: argparse.Namespace) -> int:
+    begin = time.monotonic()
+    tasks = dealt(selected(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only))))
+    how = {"sm": args.sm, "rights": args.rights, "processes": args.processes, "until": begin + args.budget_s}
+    found = compile_ahead(tasks, args.work.resolve() / CACHE, **how)
+    print(json.dumps(asdict(found)))
+    return 0
+
+
 def _shard(text: str) -> tuple[int, int]:
     at, _, of = text.partition("/")
     if not (at.isdigit() and of.isdigit() and int(at) < int(of)):
@@ -159,6 +174,16 @@ def _parser() -> argparse.ArgumentParser:
     products.add_argument("--compile", action="store_true", help="build the best proposal of each product")
     products.add_argument("--json", action="store_true")
     products.set_defaults(action=_plan_products)
+    ahead = commands.add_parser("compile", help="compile those kernels ahead, for a run with the same --work; needs no GPU")
+    ahead.add_argument("tasks", metavar="TASKS", help="as for run")
+    ahead.add_argument("--work", type=Path, default=Path("kernelbench-work"))
+    ahead.add_argument("--level", type=int, nargs="+", choices=LEVELS, default=list(LEVELS))
+    ahead.add_argument("--only", nargs="+", default=[], metavar="LEVEL/NUMBER")
+    ahead.add_argument("--rights", choices=LABELS, default="default", help="as for run")
+    ahead.add_argument("--sm", type=int, default=90, metavar="NUMBER")
+    ahead.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    ahead.add_argument("--budget-s", type=float, default=600.0)
+    ahead.set_defaults(action=_compile)
     return parser
 
 
@@ -192,6 +217,9 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--threads", type=int, default=1, help="of each task's process")
     run.add_argument("--freeze", action=argparse.BooleanOptionalAction, default=True, help="stop the others while one measures")
+    run.add_argument("--fork", action=argparse.BooleanOptionalAction, default=True, help="tasks' processes from one template")
+    run.add_argument("--claims", type=Path, metavar="DIR", help="share the tasks with other runs that are given the same folder")
+    run.add_argument("--known", type=Path, nargs="+", default=[], metavar="FILE.jsonl", help="rows of other files: not redone")
     run.add_argument("--retry-failed", action="store_true", help="do tasks again whose row has a failed column")
     run.add_argument("--work", type=Path, default=Path("kernelbench-work"), help="compiler caches and logs, kept between calls")
     run.set_defaults(action=_run)

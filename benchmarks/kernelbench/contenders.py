@@ -19,15 +19,17 @@ from torch import nn
 import cudal1
 from benchmarks.kernelbench.ablation import settings_of
 from benchmarks.kernelbench.baselines import Call
-from benchmarks.kernelbench.job import Job
+from benchmarks.kernelbench.job import OURS, Job
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import warm
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.sandbox import limits_for
 from torch_cudal1.machine import contract_for
 from torch_cudal1.records import Accepted
 from torch_cudal1.settings import Settings
 
-__all__ = ["Tuned", "judged", "tuned"]
+__all__ = ["Tuned", "begin", "judged", "tuned"]
 
 _TRIED_KEPT, _REASON_KEPT = 12, 200
 _OF_TRIED = ("label", "techniques", "schedule", "decision", "detector", "speedup", "low", "error_ratio")
@@ -41,6 +43,15 @@ class Tuned:
     facts: Mapping[str, Any]
 
 
+def begin(job: Job, cache: Path, shared_bytes: int) -> None:
+    """Start a process of the judge in the background: the search that follows, inside `kept_warm()`, need not wait for it.
+
+    `shared_bytes`: of its device's memory, the tensors of one call.
+    """
+    settings, device = _settings(OURS, job, cache), torch.device(job.device)
+    warm.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
+
+
 def tuned(
     name: str, module: nn.Module, inputs: tuple[Any, ...], job: Job, cache: Path, say: Callable[[str, float | None], None]
 ) -> Tuned:
@@ -49,12 +60,16 @@ def tuned(
     for layer in own.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout
-    settings = settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True))
+    settings = _settings(name, job, cache)
     observe.reset()
     begin = time.monotonic()
     cudal1.accelerate(own, inputs, settings=settings, progress=say)
     tune_s = time.monotonic() - begin
     return Tuned(own, {"tune_s": round(tune_s, 3), **_told(own)})
+
+
+def _settings(name: str, job: Job, cache: Path) -> Settings:
+    return settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True))
 
 
 def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:

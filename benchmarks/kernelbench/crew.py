@@ -1,6 +1,7 @@
 """Runs the tasks: many processes prepare and compile at once, memory of the GPU is rationed, and one of them at a time measures.
 
-Every task has a process of its own, so a crash, a hang or a lack of memory costs that task. While one measures, the others are
+Every task has a process of its own, forked from a `template` or started from nothing, so a crash, a hang or a lack of memory costs
+that task. While one measures, the others are
 stopped (SIGSTOP) with all their children, so they neither load the machine nor the GPU; their clocks stand still with them. A task
 that ran out of memory is tried once more with the GPU to itself. A task whose process had to be ended, or died, while a column was
 at work is measured again without that column, so that the others are known, and the failure stays. What did not end within the
@@ -19,16 +20,19 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from benchmarks.kernelbench.claims import Claims
 from benchmarks.kernelbench.job import Job
 from benchmarks.kernelbench.line import receive, send
 from benchmarks.kernelbench.processes import end, freeze, thaw
 from benchmarks.kernelbench.tasks import Task
+from benchmarks.kernelbench.template import Forked, NoTemplate, Template
 
-__all__ = ["Broken", "Crew", "Plan", "Result"]
+__all__ = ["CACHE", "Broken", "Crew", "Plan", "Result"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
@@ -45,7 +49,8 @@ class Plan:
     """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host), what tasks may take together.
 
     `budget_s`: of the whole call. `reserve_s`: no task is started with less left. `work`: a folder for caches, kept between calls.
-    `command`: what runs a task.
+    `command`: what runs a task that is started from nothing. `fork`: tasks are forked where that works. `claims`: by which
+    runs side by side share the tasks.
     """
 
     work: Path
@@ -56,6 +61,8 @@ class Plan:
     reserve_s: float = 40.0
     freeze: bool = True
     command: tuple[str, ...] = (sys.executable, "-m", "benchmarks.kernelbench.child")
+    fork: bool = False
+    claims: Claims | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class _Running:
     """
 
     task: Task
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     connection: Connection
     log: Path
     alone: bool
@@ -110,11 +117,13 @@ class Crew:
     holder: _Running | None = None
     since: float = 0.0
     unproven: list[Result] | None = field(default_factory=list)
+    template: Template | None = None
 
     def run(self, tasks: Sequence[Task]) -> int:
         """Do as many as the budget allows; how many are left for another call. Raises Broken when the first ones all fail whole."""
         self.pending = [_Pending(task) for task in tasks]
         deadline = time.monotonic() + self.plan.budget_s
+        self._make_template()
         try:
             while self.running or self.pending:
                 if time.monotonic() > deadline or (not self.running and not self._may_start(deadline)):
@@ -126,7 +135,11 @@ class Crew:
         finally:
             left = len(self.pending) + len(self.running)
             for one in list(self.running):
+                if self.plan.claims is not None:
+                    self.plan.claims.release(one.task)
                 self._end(one)
+            if self.template is not None:
+                self.template.close()
         for result in self.unproven or ():
             self.deliver(result)
         return left
@@ -143,7 +156,9 @@ class Crew:
                 return  # what needs the GPU to itself waits until everybody else has ended
             if any(one.alone for one in self.running):
                 return
-            self.running.append(self._start(self.pending.pop(ordinary or 0)))
+            upcoming = self.pending.pop(ordinary or 0)
+            if self.plan.claims is None or self.plan.claims.take(upcoming.task):
+                self.running.append(self._start(upcoming))
 
     def _seats(self) -> int:
         """How many more may start: tasks that wait for memory do no work, but must not pile up without end."""
@@ -158,23 +173,42 @@ class Crew:
         spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
         job = self.job.without(one.lost)
         told: dict[str, Any] = {"job": job.to_json(), "source": task.source, "candidate": self.candidates.get(task.key)}
-        told |= {"cache": str(self.plan.work / "cudal1"), "threads": self.plan.threads}
+        told |= {"cache": str(self.plan.work / CACHE), "threads": self.plan.threads}
         spec.write_text(json.dumps(told), encoding="utf-8")
         mine, theirs = Pipe()
-        command = [*self.plan.command, "--line", str(theirs.fileno()), "--spec", str(spec)]
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=_ROOT,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            process = self._process(spec, theirs.fileno(), output)
         theirs.close()
         return _Running(task, process, mine, log, one.alone, one.lost, time.monotonic())
+
+    def _process(self, spec: Path, line: int, output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
+        """A task's process: forked, or started from nothing where there is no template, or none any more."""
+        if self.template is not None:
+            try:
+                return self.template.start(spec, line, output)
+            except NoTemplate as error:
+                print(f"no more forks: {error}", flush=True)
+                self.template.close()
+                self.template = None
+        return subprocess.Popen(
+            [*self.plan.command, "--line", str(line), "--spec", str(spec)],
+            cwd=_ROOT,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(line,),
+            start_new_session=True,
+        )
+
+    def _make_template(self) -> None:
+        if not self.plan.fork:
+            return
+        self.plan.work.mkdir(parents=True, exist_ok=True)
+        try:
+            self.template = Template(self.job.device, self._environment(), _ROOT, self.plan.work / "template.log")
+        except NoTemplate as error:
+            print(f"every task's process is started from nothing: {error}", flush=True)
 
     def _environment(self) -> dict[str, str]:
         found = dict(os.environ)
@@ -184,6 +218,7 @@ class Crew:
         # Whole tasks run side by side: a pool of compilers in each of them would only start more processes.
         found["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.plan.threads)
         found["OMP_NUM_THREADS"] = str(self.plan.threads)
+        found["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a question about GPUs must not start the driver in the template
         return found
 
     # --- listening --------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from torch_cudal1.kernels.trace import trace as expressions
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.records import Region
 
-__all__ = ["Planned", "plan", "table"]
+__all__ = ["Planned", "captured", "plan", "table"]
 
 _CUBLAS_FLOPS_PER_S = 5.1e13  # fp32 on one H200, benchmarks/results/h200-gemm.json
 _SHOWN = 3
@@ -62,7 +62,7 @@ class Planned:
 def plan(task: Task, *, sm: int = 90, compiling: bool = False) -> list[Planned]:
     """The products of a task; one line without sizes where it cannot be captured. `compiling`: build each best proposal."""
     try:
-        return [_planned(task, islands, sm, compiling) for islands in _products(_captured(task))]
+        return [_planned(task, islands, sm, compiling) for islands in _products(_tidied(captured(task)))]
     except Exception as error:  # noqa: BLE001  whatever a task's own file raises is why there is no plan for it
         reason = f"not captured: {' '.join(str(error).split())[:160]}"
         return [Planned(task.key, task.name, 0, "", (), 0.0, (), reason)]
@@ -80,8 +80,8 @@ def table(planned: Sequence[Planned]) -> str:
     return "\n".join(lines)
 
 
-def _captured(task: Task) -> Region:
-    """The task's inference graph, tidied as the search does it, with CUDA tensors."""
+def captured(task: Task) -> Region:
+    """The task's inference graph with CUDA tensors, as a search on a GPU meets it. Raises whatever the task's own file raises."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"task_{task.level}_{task.number}.py"
         path.write_text(task.source, encoding="utf-8")
@@ -90,8 +90,12 @@ def _captured(task: Task) -> Region:
             flat = Flat(made.module().eval(), tuple(made.source.get_inputs()), {})
             (graph,) = trace(flat, flat.tensors).graphs
             region = lower(graph.module, static=graph.static, kind=graph.kind, name=task.key).region
+    return replace(region, program=_on_cuda(region.program))
+
+
+def _tidied(region: Region) -> Region:
     variant = rewritten(region, assume_finite=False)
-    return replace(region, program=_on_cuda(region.program if variant is None else variant.program))
+    return region if variant is None else replace(region, program=variant.program)
 
 
 def _on_cuda(program: Program) -> Program:

@@ -10,9 +10,9 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-__all__ = ["die_with_parent", "end", "family", "freeze", "thaw"]
+__all__ = ["Process", "die_with_parent", "end", "family", "freeze", "thaw"]
 
 _PASSES = 3  # a process may start another one while its family is being listed
 _GRACE_S = 5.0
@@ -55,7 +55,21 @@ def thaw(pid: int) -> None:
         _signal(one, signal.SIGCONT)
 
 
-def end(process: subprocess.Popen[Any]) -> None:
+class Process(Protocol):
+    """What `end` asks of a process."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+
+    def wait(self, timeout: float) -> int:
+        """The same when it has ended. Raises subprocess.TimeoutExpired."""
+
+
+def end(process: Process) -> None:
     """Kill it and all it started, and wait for it. Safe to call twice."""
     if process.poll() is not None:
         return

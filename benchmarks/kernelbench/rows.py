@@ -39,10 +39,10 @@ def read(*files: Path) -> list[dict[str, Any]]:
     return sorted(newest.values(), key=lambda row: (row["task"]["level"], row["task"]["number"]))
 
 
-def finished(out: Path, job: Job, tasks: Sequence[Task], *, without_failed: bool = False) -> set[tuple[str, str]]:
-    """Keys and digests of the tasks that `out` has a row for, under this job; with `without_failed` one with no failed column."""
+def finished(files: Sequence[Path], job: Job, tasks: Sequence[Task], *, without_failed: bool = False) -> set[tuple[str, str]]:
+    """Keys and digests of the tasks with a row in `files`, under this job; with `without_failed` one with no failed column."""
     wanted, asked = {(task.key, task.digest) for task in tasks}, job.to_json()
-    found = [row for row in read(out) if row["job"] == asked]
+    found = [row for row in read(*files) if row["job"] == asked]
     if without_failed:
         found = [row for row in found if all(column["status"] != "failed" for column in row["columns"].values())]
     return {(row["task"]["key"], row["task"]["sha256"]) for row in found} & wanted

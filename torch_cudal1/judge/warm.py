@@ -64,11 +64,13 @@ def kept_warm() -> Iterator[None]:
 
 
 def begin(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
-    """Start a child of that kind in the background. Does nothing outside `kept_warm()`, where nobody would end it.
+    """Start a child of that kind in the background, unless one is coming that nobody has taken yet.
+
+    Does nothing outside `kept_warm()`, where nobody would end it.
 
     `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which otherwise go through files.
     """
-    if _STORE.depth and limits.trust == "own":
+    if _STORE.depth and limits.trust == "own" and not _STORE.coming.get((limits, contract)):
         starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes)
         _STORE.coming.setdefault((limits, contract), []).append(starting)
 

@@ -38,7 +38,7 @@ def checkout(folder: Path, *sources: str) -> Path:
 
 def options(tmp_path: Path, *more: str) -> list[str]:
     given = ["run", str(tmp_path), "--out", str(tmp_path / "rows.jsonl"), "--work", str(tmp_path / "work"), "--device", "cpu"]
-    return [*given, "--reserve-s", "0", "--workers", "2", *more]
+    return [*given, "--reserve-s", "0", "--workers", "2", "--no-fork", *more]
 
 
 @pytest.fixture

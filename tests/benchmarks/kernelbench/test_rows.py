@@ -31,15 +31,15 @@ def test_a_row_says_its_precision_its_sizes_and_how_many_tasks_there_are(tmp_pat
 def test_a_task_is_done_only_for_this_source_and_this_job(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     put(out)
-    assert rows.finished(out, JOB, [TASK]) == {("1/1", TASK.digest)}
-    assert rows.finished(out, JOB, [replace(TASK, source="other")]) == set()
+    assert rows.finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
+    assert rows.finished([out], JOB, [replace(TASK, source="other")]) == set()
     for other in (
         replace(JOB, rights="tf32"),
         replace(JOB, scale=2),
         replace(JOB, arms=("only kernels",)),
         replace(JOB, device="cuda:0"),
     ):
-        assert rows.finished(out, other, [TASK]) == set()
+        assert rows.finished([out], other, [TASK]) == set()
 
 
 def test_a_line_cut_off_by_a_kill_is_no_result_and_the_next_row_is_whole(tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_the_newest_row_of_a_task_counts(tmp_path: Path) -> None:
 def test_failed_rows_can_be_asked_for_again(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     put(out, columns={"cudal1": {"status": "failed", "reason": "time limit"}})
-    assert rows.finished(out, JOB, [TASK]) == {("1/1", TASK.digest)}
-    assert rows.finished(out, JOB, [TASK], without_failed=True) == set()
+    assert rows.finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
+    assert rows.finished([out], JOB, [TASK], without_failed=True) == set()

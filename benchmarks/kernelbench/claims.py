@@ -1,0 +1,63 @@
+"""Which of several runs side by side does a task: whoever makes its file first. A claim ends with the process that made it.
+
+All tasks are dealt in one order that each run goes through, so that every GPU has work until the last task is taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.kernelbench.tasks import Task
+
+__all__ = ["Claims", "dealt"]
+
+_LONGEST_LEVEL = 3
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A folder of files, one a task, each with the number of the process that took it."""
+
+    folder: Path
+
+    def take(self, task: Task) -> bool:
+        """Whether the task is this process's now. False: another one that lives has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(task)
+        own = path.with_suffix(f".{os.getpid()}")
+        own.write_text(str(os.getpid()))
+        try:
+            os.link(own, path)  # whole at once, or not at all
+        except FileExistsError:
+            if _alive(path):
+                return False
+            os.replace(own, path)  # two that do this at once do the task twice, which costs time and nothing else
+        finally:
+            own.unlink(missing_ok=True)
+        return True
+
+    def release(self, task: Task) -> None:
+        """Somebody else may have it."""
+        self._path(task).unlink(missing_ok=True)
+
+    def _path(self, task: Task) -> Path:
+        return self.folder / f"level{task.level}_{task.number}_{task.digest[:8]}.claim"
+
+
+def dealt(tasks: Sequence[Task]) -> list[Task]:
+    """The same order in every run: levels mixed, so that large and small tasks share a GPU, whole models in the first half."""
+    return sorted(tasks, key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _LONGEST_LEVEL else 1))
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process that made this claim runs."""
+    try:
+        os.kill(int(path.read_text()), 0)
+    except PermissionError:
+        return True  # somebody else's
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,213 @@
+"""Processes of tasks without the wait: one imports everything that a task needs, and every task's process is forked from it.
+
+The template runs nothing itself and never touches a device, so what is forked is as good as new; the start of an interpreter, its
+imports and the probe of the sandbox, some seconds each, are paid once a run. `Template` is the run's end, `python -m
+benchmarks.kernelbench.template FD DEVICE` the other. Where a forked process cannot use the device there is no template, and why.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, NoReturn
+
+from benchmarks.kernelbench.processes import die_with_parent
+
+__all__ = ["Forked", "NoTemplate", "Template"]
+
+_IMPORTS = ("benchmarks.kernelbench.child", "torch_cudal1.pipeline", "torch_cudal1.search", "torch_cudal1.module")
+_COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton", "torch._functorch.aot_autograd")
+_MOST_BYTES = 1 << 16
+_START_S, _ANSWER_S, _PAUSE_S = 180.0, 30.0, 0.01
+
+
+class NoTemplate(RuntimeError):
+    """No process can be forked for tasks here; each must be started from nothing."""
+
+
+class Forked:
+    """A forked process, spoken to as the run speaks to a `Popen`."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template, self.pid = template, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._template.status(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The same when it has ended. Raises subprocess.TimeoutExpired."""
+        until = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a task", timeout)
+            time.sleep(_PAUSE_S)
+        return status
+
+
+class Template:
+    """The process that forks, seen from the run. Its children end with it, and it ends with the run."""
+
+    def __init__(self, device: str, environment: Mapping[str, str], folder: Path, log: Path) -> None:
+        """Start it, and see whether what it forks can use `device`. Raises NoTemplate."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), device]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        self._ours.settimeout(_START_S)
+        try:
+            told = str(self._ask({"verb": "try"})["problem"])
+        except NoTemplate as error:
+            told = str(error)
+        if told:
+            self.close()
+            raise NoTemplate(f"{told}; {log.name}: {log.read_text(errors='replace').strip()[-300:]}")
+        self._ours.settimeout(_ANSWER_S)
+
+    def start(self, spec: Path, line: int, log: IO[bytes]) -> Forked:
+        """A task's process: `line` is its end of the pipe. Raises NoTemplate."""
+        answer = self._ask({"verb": "start", "spec": str(spec)}, (line, log.fileno()))
+        return Forked(self, int(str(answer["pid"])))
+
+    def status(self, pid: int) -> int | None:
+        """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone, for its children are then too."""
+        try:
+            found = self._ask({"verb": "poll", "pid": pid})["status"]
+        except NoTemplate:
+            return -signal.SIGKILL
+        return None if found is None else int(str(found))
+
+    def close(self) -> None:
+        """End it and its children. Safe to call twice."""
+        self._ours.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, request: Mapping[str, object], fds: tuple[int, ...] = ()) -> dict[str, object]:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._ours.sendmsg([json.dumps(request).encode()], ancillary)
+            answer: dict[str, object] = json.loads(self._ours.recv(_MOST_BYTES))
+        except (OSError, ValueError) as error:
+            raise NoTemplate(f"the process that forks is gone or hangs: {error}") from error
+        return answer
+
+
+def _serve(channel: socket.socket, device: str) -> None:
+    die_with_parent()
+    for name in (*_IMPORTS, *_COMPILERS):
+        importlib.import_module(name)
+    _survey(device)
+    statuses: dict[int, int] = {}
+    while True:
+        text, fds, _, _ = socket.recv_fds(channel, _MOST_BYTES, 2)
+        if not text:
+            return
+        request = json.loads(text)
+        answer: dict[str, object]
+        if request["verb"] == "try":
+            answer = {"problem": _problem(device)}
+        elif request["verb"] == "start":
+            answer = {"pid": _fork(channel, Path(request["spec"]), *fds)}
+        else:
+            _reap(statuses)
+            answer = {"status": statuses.pop(int(request["pid"]), None)}
+        channel.send(json.dumps(answer).encode())
+
+
+def _survey(device: str) -> None:
+    """What the sandbox stops here is found out once, for all tasks."""
+    import torch
+
+    from torch_cudal1.judge.limits import limits_for
+    from torch_cudal1.judge.probe import survey
+    from torch_cudal1.settings import Settings
+
+    for visible in (True, False):
+        survey(limits_for(Settings(), torch.device(device), visible_gpu=visible))
+
+
+def _problem(device: str) -> str:
+    """Why a forked process cannot calculate on the device, "" if it can: what is imported here must not have touched the driver."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            import torch
+
+            code = int(float(torch.ones(2, device=device).sum()) != 2.0)
+        except BaseException:  # noqa: BLE001  the reason goes to the log, and nothing of the template may run after it
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return "" if code == 0 else f"a forked process cannot calculate on {device}: it ended with {code}"
+
+
+def _fork(channel: socket.socket, spec: Path, line: int, log: int) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        channel.close()
+        _become(spec, line, log)
+    os.close(line)
+    os.close(log)
+    return pid
+
+
+def _become(spec: Path, line: int, log: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        from benchmarks.kernelbench import child
+
+        code = child.main(["--line", str(line), "--spec", str(spec)])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:  # noqa: BLE001  its traceback is what the log is for, and nothing of the template may run after it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

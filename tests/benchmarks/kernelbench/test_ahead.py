@@ -1,0 +1,50 @@
+"""Kernels compiled ahead, without a GPU: what a search will ask for is there, once; a task that cannot be captured is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kernelbench.__main__ import main
+from benchmarks.kernelbench.planning import captured
+from benchmarks.kernelbench.tasks import Task
+from torch_cudal1 import built
+from torch_cudal1.island_kernels import proposals_of
+from torch_cudal1.records import Candidate
+from torch_cudal1.search import islands_of
+
+SOFTMAX = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+
+def get_inputs():
+    return [torch.rand(256, 512)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_a_search_will_ask_for_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "level1"
+    folder.mkdir()
+    (folder / "1_Softmax.py").write_text(SOFTMAX)
+    (folder / "2_Broken.py").write_text("raise OSError('no such thing')")
+    asked = ["compile", str(tmp_path), "--work", str(tmp_path / "work"), "--processes", "1"]
+    region = islands_of(captured(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
+    wanted = proposals_of(region, 90, ())
+    for compiled in (len(wanted), 0):
+        assert main(asked) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (found["kernels"], found["compiled"], found["refused"]) == (len(wanted), compiled, 0)
+        assert found["left_out"] == {"1/2": "OSError: no such thing"}
+    for proposal in wanted:
+        one = built.kept(tmp_path / "work" / "cudal1", region.program, proposal, 90)
+        assert isinstance(one, Candidate)
+        assert one.program.launches

@@ -1,0 +1,62 @@
+"""Runs side by side share the tasks: each is done by one of them, also where another one was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.kernelbench.claims import Claims, dealt
+from benchmarks.kernelbench.tasks import Task
+from tests.benchmarks.kernelbench.test_crew import GOOD, run, task
+
+_OTHER = """
+import sys
+from pathlib import Path
+from benchmarks.kernelbench.claims import Claims
+from benchmarks.kernelbench.tasks import Task
+print(Claims(Path(sys.argv[1])).take(Task(1, 1, "T1", sys.argv[2], "today")), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_task_is_taken_once_while_its_taker_lives(tmp_path: Path) -> None:
+    claims, one = Claims(tmp_path), task(1, GOOD)
+    other = subprocess.Popen(
+        [sys.executable, "-c", _OTHER, str(tmp_path), GOOD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdin is not None
+    assert other.stdout.readline() == "True\n"
+    assert not claims.take(one)
+    assert claims.take(task(2, GOOD))
+    other.stdin.close()
+    other.wait()
+    other.stdout.close()
+    assert claims.take(one)
+    claims.release(one)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".claim"]
+
+
+def test_what_another_run_has_taken_is_neither_done_nor_left(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    assert claims.take(task(1, GOOD))  # by this process, which lives
+    found, left = run(tmp_path, GOOD, GOOD, claims=claims)
+    assert (sorted(found), left) == (["1/2"], 0)
+
+
+def test_what_a_run_did_not_finish_is_free_again(tmp_path: Path) -> None:
+    claims = Claims(tmp_path / "claims")
+    found, left = run(tmp_path, "(folder / 'began').touch(); time.sleep(600)", claims=claims, budget_s=4.0)
+    assert (found, left) == ({}, 1)
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_every_run_deals_all_tasks_in_one_order_with_the_levels_mixed() -> None:
+    tasks = [Task(level, number, "T", f"{level} {number}", "today") for level in (1, 2, 3) for number in range(20)]
+    order = dealt(tasks)
+    assert order == dealt(tasks[::-1])
+    assert {one.key for one in order} == {one.key for one in tasks}
+    assert all(one.level == 3 or index for index, one in enumerate(order) if one.level == 3)
+    assert max(index for index, one in enumerate(order) if one.level == 3) < max(index for index, one in enumerate(order))
+    assert len({one.level for one in order[:15]}) == 3
