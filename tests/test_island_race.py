@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +115,53 @@ def test_a_search_out_of_time_remembers_nothing(place: Place, whole: Region, mon
     monkeypatch.setattr(judge, "working_s", lambda: begin)
     monkeypatch.setattr(judge, "build", built)
     assert kernels_of(place).found(around_products(whole))[0]
+
+
+def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
+    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiles in the background may go on; it is not waited for, and not remembered as useless."""
+    never: Future[tuple[Candidate, ...]] = Future()
+    monkeypatch.setattr(judge, "in_background", lambda *given: never)
+    now = judge.working_s()
+    monkeypatch.setattr(judge, "working_s", lambda: now)
+    hurried = kernels_of(place, now + 0.05)
+    hurried.begin(around_products(whole))
+    found, reasons = hurried.found(around_products(whole))
+    assert found == {}
+    assert {reason.detector for reason in reasons} == {"budget"}
+    never.set_result(built(whole, PROPOSED))
+    monkeypatch.setattr(judge, "in_background", lambda threads, build, region, proposals, *how: _done(built(region, proposals)))
+    again = kernels_of(place)
+    again.begin(around_products(whole))
+    assert again.found(around_products(whole))[0]
+
+
+def _done(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
+    future: Future[tuple[Candidate, ...]] = Future()
+    future.set_result(answer)
+    return future
+
+
+def test_no_kernel_is_checked_beyond_the_budget(place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are not raced are checked one by one; the second is not begun when the first has spent what was left."""
+    begin = judge.working_s()
+    clock = [begin]
+    asked: list[str] = []
+
+    def check(region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
+        asked.append(candidate.techniques[1])
+        clock[0] = begin + 10.0
+        return Verdict((Check("numerics", False, detail="wrong"),))
+
+    monkeypatch.setattr(
+        kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"name": "a"}), Proposal("norm", {"name": "b"}))
+    )
+    monkeypatch.setattr(judge, "working_s", lambda: clock[0])
+    monkeypatch.setattr(judge, "check", check)
+    found, reasons = kernels_of(place, begin + 5.0).found(around_products(whole))
+    assert (found, asked) == ({}, ["a"])
+    assert [reason.detector for reason in reasons] == ["numerics", "budget"]
 
 
 def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place) -> None:

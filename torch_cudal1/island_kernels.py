@@ -102,10 +102,14 @@ class IslandKernels:
         return proposals_of(region, int(self.place.target.arch.removeprefix("sm_")), rights_of(self.place))
 
     def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
-        begun = self.building.pop(region.key, None)
-        if begun is not None:
-            return begun.result()
-        return built.build(region, proposals, self.job, self.place) if proposals else ()
+        begun = self.building.get(region.key)
+        if begun is None:
+            return built.build(region, proposals, self.job, self.place) if proposals else ()
+        left_s = self.deadline - judge.working_s()
+        try:
+            return begun.result(max(0.0, left_s) if math.isfinite(left_s) else None)
+        except TimeoutError:  # it compiles on as long as the search lasts, for the next form that asks
+            return (_spent("its kernels were not compiled within the budget"),)
 
     def _first_right(self, region: Region, proposals: Sequence[kernels.Proposal]) -> tuple[Candidate | None, list[Rejected]]:
         reasons: list[Rejected] = []
@@ -116,12 +120,19 @@ class IslandKernels:
             if revoked := self.place.cache.revoked(answer.program):
                 reasons.append(Rejected(revoked, "revoked"))
                 continue
+            if judge.working_s() > self.deadline:
+                return None, [*reasons, _spent("the budget was spent before this kernel was checked")]
             verdict = judge.check(region, answer, replace(self.job, examples=None, book={}))
             if verdict.passed:
                 return answer, reasons
             failure = verdict.failure
             reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
         return None, reasons
+
+
+def _spent(why: str) -> Rejected:
+    """What was not asked for lack of time: it says nothing of the kernel, and is not remembered as useless."""
+    return Rejected(why, "budget")
 
 
 def proposals_of(region: Region, sm: int, rights: Collection[str]) -> tuple[kernels.Proposal, ...]:
