@@ -93,6 +93,7 @@ def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(order: Ord
     answers = run(order, ray, Task("model.py:a"), Task("package.module:b"))
     assert sorted(seen) == sorted([f"{tmp_path}/model.py:a", "package.module:b"])
     assert [answer.task.target for answer in answers] == ["model.py:a", "package.module:b"]
+    assert [answer.result.target for answer in answers if answer.result] == ["model.py:a", "package.module:b"]
     assert ray.asked == [{"max_retries": 0, "max_calls": 1, "num_cpus": 1}]
     assert not ray.up
     assert list((order.settings.cache_dir / "warmup").iterdir()) == [], "neither mark nor journal is left"
@@ -222,11 +223,17 @@ def test_offline_there_is_no_cluster(order: Order) -> None:
     assert not ray.up
 
 
-def test_ray_itself_carries_tasks_out(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray", reason="the optional extra `ray` is not installed")
+def test_ray_itself_carries_tasks_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "needs Ray (extra `ray`): 80 MB and a cluster of processes that give up when a busy machine is slow, so not in CI"
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes a token there
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray = pytest.importorskip("ray", reason=why)
     file, order = planted(tmp_path)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    task = Task(f"{file}:make")
-    (answer,) = carry_out([task], RayCrew(order), journal_for(order, [task]), lambda what, fraction: None).answers
-    assert comparable(answer) == comparable(perform(order, task, lambda what, fraction: None))
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text("import os\ndef make():\n    os._exit(3)\n")
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    tasks = [Task(f"{file}:make"), Task(f"{deadly}:make")]
+    answer, died = carry_out(tasks, RayCrew(order), journal_for(order, tasks), lambda what, fraction: None).answers
+    assert comparable(answer) == comparable(perform(order, tasks[0], lambda what, fraction: None))
+    assert died.died.startswith("given out 2 times")
     assert not ray.is_initialized()

@@ -41,7 +41,8 @@ class RayCrew:
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, OSError, ValueError) as error:
-                raise SettingError("cluster", address, f"the address of a running Ray cluster ({error})") from error
+                hint = "where it asks for a token, set RAY_AUTH_MODE=token"  # Ray uses its token file only then
+                raise SettingError("cluster", address, f"the address of a running Ray cluster ({error}); {hint}") from error
         kind = "GPU" if order.device == "cuda" else "CPU"
         self._size = int(self._ray.cluster_resources().get(kind, 0))
         if not self._size:
@@ -67,7 +68,8 @@ class RayCrew:
         refused = store(told["files"], LocalCache(self._order.settings.cache_dir))
         if refused and answer.result is not None and not answer.result.error:
             raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
-        return replace(answer, task=task)
+        result = answer.result and replace(answer.result, target=task.target)  # there it had its file's whole path
+        return replace(answer, task=task, result=result)
 
     def close(self) -> None:
         """Leave the cluster: Ray ends the tasks of a driver that left."""

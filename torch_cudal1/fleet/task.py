@@ -142,7 +142,7 @@ def _explanation(data: Mapping[str, Any]) -> Explanation:
 
 
 def _region(data: Mapping[str, Any]) -> RegionReport:
-    lists = {name: tuple(data[name]) for name in ("techniques", "tried")}
+    lists = {name: tuple(data[name]) for name in ("techniques", "raced", "tried")}
     return RegionReport(**{**_with_intervals(data), **lists})
 
 
