@@ -7,6 +7,7 @@ measurement is worth is for `judge.decide` to say.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from torch_cudal1.judge.timing import L2, Batch, Warm, batch_for, sample_bucket,
 __all__ = ["Local", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
 
 Pairs: TypeAlias = list[tuple[float, float]]
+_SURE = 2.58  # standard deviations of a fair coin: 0.5 % on one side
 _AT_ONCE_S, _AT_ONCE, _FIRST = 5.0, 2_000, 8  # a request for samples is kept short: it has a deadline, and its answer a size
 
 
@@ -99,21 +101,50 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     summaries: dict[L2, PairedSummary] = {}
     for done in range(1, plan.rounds + 1):
         left = [l2 for l2 in batches if l2 not in summaries or not summaries[l2].steady]
-        _round(sampler, {l2: batches[l2] for l2 in left}, pairs, plan, started)
-        summaries |= {l2: summarise(pairs[l2]) for l2 in left}
+        for part in _parts(plan, {l2: batches[l2] for l2 in left}, first=done == 1):
+            _round(sampler, part, pairs, plan, started)
+            summaries |= {l2: summarise(pairs[l2]) for l2 in left}
+            if _plain(plan, pairs, summaries):
+                break
         took = time.monotonic() - started
-        settled = all(summary.steady for summary in summaries.values()) or _decided(plan, summaries)
+        settled = all(summary.steady for summary in summaries.values()) or _decided(plan, pairs, summaries)
         if settled or took * (done + 1) / done > plan.budget_s:
             break
     return Measurement(plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started)
 
 
-def _decided(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
+def _parts(plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool) -> list[Mapping[L2, Batch]]:
+    """The batches of a round. Who decides by a margin takes the first round in halves: most decisions are plain after one."""
+    if not first or not _by_margin(plan) or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values()):
+        return [batches]
+    return 2 * [{l2: replace(batch, pairs=batch.pairs // 2) for l2, batch in batches.items()}]
+
+
+def _by_margin(plan: TimingPlan) -> bool:
+    return plan.margin is not None and plan.gate == "widen"
+
+
+def _plain(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]) -> bool:
+    """Whether the margin lies outside the range of all buckets, steady or not, which asks more than the interval that decides."""
+    ranges = {l2: replace(s, low=min(s.low, *s.values), high=max(s.high, *s.values)) for l2, s in summaries.items()}
+    return _decided(plan, pairs, ranges)
+
+
+def _decided(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]) -> bool:
     """Whether the margin lies outside the interval that decides. Buckets that disagree make it their whole range."""
-    margin = plan.margin
-    if margin is None or plan.gate != "widen":
+    if not _by_margin(plan):
         return False
-    return any(each.high < margin for each in summaries.values()) or all(each.low >= margin for each in summaries.values())
+    assert plan.margin is not None
+    below = any(each.high < plan.margin for each in summaries.values())
+    return below or all(each.low >= plan.margin for each in summaries.values()) or _hopeless(pairs, plan.margin)
+
+
+def _hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
+    """Whether in some state so many pairs lie below the margin that the median does: a sign test at 0.5 %. More pairs would only
+    find out by how much.
+    """
+    below = {l2: sum(a < margin * b for a, b in each) for l2, each in pairs.items()}
+    return any(below[l2] >= len(each) / 2 + _SURE * math.sqrt(len(each)) / 2 for l2, each in pairs.items())
 
 
 def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
@@ -122,7 +153,7 @@ def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     They do where the interval that allows for such looks lies below the margin in some state of the cache, or in all states above
     it and above what is measured again in a fresh process in any case: no swap rests on a few pairs of one process.
     """
-    if plan.margin is None or plan.gate != "widen" or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values()):
+    if plan.margin is None or not _by_margin(plan) or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values()):
         return False
     found = [summarise(each) for each in pairs.values()]
     enough = max(plan.margin, SURPRISE)
@@ -160,7 +191,7 @@ def _round(sampler: Sampler, batches: Mapping[L2, Batch], pairs: dict[L2, Pairs]
         for l2 in random.sample(list(batches), len(batches)):
             late = time.monotonic() - started > plan.budget_s
             pairs[l2] += _bucket(sampler, replace(batches[l2], pairs=1) if late else batches[l2], until)
-        if _far(plan, pairs):
+        if all(batch.pairs < FEWEST_SLOW_PAIRS for batch in batches.values()) and _far(plan, pairs):
             return
 
 

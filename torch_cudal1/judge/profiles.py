@@ -38,9 +38,9 @@ class TimingPlan:
     - gate: what becomes of buckets that disagree after up to `rounds` times the pairs. "reject": the candidate is refused as
       unstable; "widen": its interval becomes the range of the buckets; "paper": refused if the variance of the seven bucket means
       exceeds 0.005.
-    - margin: buckets that disagree end the measurement all the same when their whole range lies on one side of this speed-up, for
-      then more pairs decide nothing else, and so do 3 to 6 pairs of slow calls that lie far from it; None: they never do. Who
-      decides by a margin sets it.
+    - margin: the speed-up that decides. A measurement ends when it is plain on which side of it a candidate is: after half of the
+      pairs if all buckets lie there, after 3 to 6 pairs of slow calls if these are far from it, and with buckets that disagree if
+      their whole range lies there. None: all pairs are taken.
     - order: "abba" (blocks of two pairs, the second in reverse) or "random" (each pair for itself, as in the paper).
     - hot_only: the L2 cache is left as it is; otherwise cold and hot are both measured and the lower speed-up decides.
     - processes: how many fresh processes measure; the lowest score counts. outputs: how many timed calls have their results judged.
