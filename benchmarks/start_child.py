@@ -24,24 +24,29 @@ from benchmarks.models import Inputs, Workload, build
 
 __all__ = ["STARTS", "main", "shut_off"]
 
+_TOLD = 6000  # characters of an event: why a compiler failed stands at the end of a traceback
 _NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 
 
-def _accelerate(module: torch.nn.Module, inputs: Inputs, options: Mapping[str, Any]) -> Callable[..., Any]:
+Start = Callable[[torch.nn.Module, Inputs, Mapping[str, Any]], Callable[..., Any]]
+
+
+def _accelerate() -> Start:
     import cudal1  # inside the measured time, as the import of torch is
 
-    return cudal1.accelerate(module, inputs, **options)
+    accelerate = cudal1.accelerate  # imports what it needs
+    return lambda module, inputs, options: accelerate(module, inputs, **options)
 
 
-def _backend(module: torch.nn.Module, _: Inputs, options: Mapping[str, Any]) -> Callable[..., Any]:
+def _backend() -> Start:
     from torch_cudal1.backend import cudal1  # what the registered name loads; a checkout need not be installed
 
-    return torch.compile(module, backend=cudal1, options=dict(options))
+    return lambda module, inputs, options: torch.compile(module, backend=cudal1, options=dict(options))
 
 
-STARTS: Mapping[str, Callable[[torch.nn.Module, Inputs, Mapping[str, Any]], Callable[..., Any]]] = {
-    "eager": lambda module, inputs, options: module,
-    "torch.compile": lambda module, inputs, options: torch.compile(module),
+STARTS: Mapping[str, Callable[[], Start]] = {
+    "eager": lambda: lambda module, inputs, options: module,
+    "torch.compile": lambda: lambda module, inputs, options: torch.compile(module),
     "cudal1.accelerate": _accelerate,
     "cudal1 backend": _backend,
 }
@@ -71,15 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = {"on_miss": on_miss, "budget_s": args.budget_s, "cache_dir": args.cache_dir}
     module = copy.deepcopy(workload.module).eval()  # the verification needs it untouched
     built = time.monotonic()
+    start = STARTS[args.contender]()
+    loaded = time.monotonic()
     with torch.no_grad():
-        call = STARTS[args.contender](module, workload.inputs, options)
+        call = start(module, workload.inputs, options)
+        prepared = time.monotonic()
         call(*workload.inputs)
         if args.device.startswith("cuda"):
             torch.cuda.synchronize()
     answered = time.monotonic()
     began_programs = list(started)
     counters, decisions = _told() if args.contender.startswith("cudal1") else ({}, [])  # before anything else runs
-    stages = {"import": imported - args.spawned, "build": built - imported, "first_call": answered - built}
+    stages = {"import": imported - args.spawned, "build": built - imported, "load": loaded - built}
+    stages |= {"prepare": prepared - loaded, "first_call": answered - prepared}
     answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
     print(json.dumps({**answer, "started": began_programs, **_verified(workload, call)}))
     return 0
@@ -91,7 +100,7 @@ def _told() -> tuple[dict[str, int], list[str]]:
 
     report = cudal1.report()
     decided = [event for event in report.events if event.stage in ("judge", "swap", "capture")]
-    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:600] for event in decided]
+    return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:_TOLD] for event in decided]
 
 
 def _verified(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
