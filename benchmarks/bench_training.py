@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.report import document, environment, save
 from torch_cudal1.training.comparison import Comparison, ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
+from torch_cudal1.training.demo import DEMO
 from torch_cudal1.training.exam import best_curve
 from torch_cudal1.training.plan import ARMS, Plan, read_plan
 from torch_cudal1.training.statistics import Difference
@@ -92,13 +93,16 @@ def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file; 1 where runs of the plan are missing, or nothing was told of it."""
     parser = argparse.ArgumentParser(prog="benchmarks.bench_training", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--plan", type=Path, required=True, help="the plan that was run")
+    parser.add_argument("--plan", type=Path, help="the plan that was run (the demonstration's)")
     parser.add_argument("--told", type=Path, required=True, help="what `cudal1 train ... --json` printed")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--figure", type=Path, help="an SVG beside it")
     options = parser.parse_args(arguments)
     try:
-        plan, told = read_plan(options.plan), json.loads(options.told.read_text(encoding="utf-8"))
+        plan = DEMO if options.plan is None else read_plan(options.plan)
+        told = json.loads(options.told.read_text(encoding="utf-8"))
+        if told["plan"] != plan.digest:
+            raise ValueError(f"that is of plan {told['plan']}, this one is {plan.digest}")
         if not told["results"]:
             raise ValueError("it holds no result")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -108,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     save(options.out, found(plan, told))
-    if options.figure is not None and plots.available()[0]:
+    held_out = any(told["results"][0]["kinds"].get("shape", ()))
+    if options.figure is not None and held_out and plots.available()[0]:
         options.figure.write_text(figure(told["results"], "shape"), encoding="utf-8")
     return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
 

@@ -49,7 +49,11 @@ def told(folder: Path, *, seeds: int = 2) -> tuple[Path, Path]:
             results.append({**known, **whole, "optimum": {"train": 2.0, "task": 2.0}})
     step = {"step": 0.0, "cheats": 0.25, "believed": 0.25, "reported": 3.0}
     out = folder / "told.json"
-    out.write_text(json.dumps({"results": results, "cheats": {"naive": [step, step | {"cheats": 0.9}], "guarded": [step, step]}}))
+    out.write_text(
+        json.dumps(
+            {"plan": digest, "results": results, "cheats": {"naive": [step, step | {"cheats": 0.9}], "guarded": [step, step]}}
+        )
+    )
     return plan, out
 
 
@@ -77,7 +81,8 @@ def test_missing_runs_are_told_by_the_exit_code_and_nothing_is_made_of_nothing(
     file = tmp_path / "results.json"
     assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1
     assert load(file)["runs"] == [2, 4]
-    for text in ('{"results": []}', "", '{"other": 1}'):
+    others = json.dumps(json.loads(out.read_text()) | {"plan": "another"})
+    for text in ('{"results": []}', "", '{"other": 1}', others):
         out.write_text(text)
         file.unlink(missing_ok=True)
         assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +186,32 @@ def _always_without_memory(question: tuple[TrainingTask, Decoded, float | None, 
     raise NoMemory(question[0].id, "none left")
 
 
+def test_whoever_is_interrupted_waits_for_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _sleeping)
+    mark = tmp_path / "pid"
+    questions = [(replace(TASK, reference=name), [program(name, str(mark))]) for name in ("sleeps", "answers")]
+
+    def interrupt(one: Measured) -> None:
+        raise KeyboardInterrupt
+
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
+        evaluator.told = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            evaluator.measure_all(questions)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(os.readlink(mark)), 0)
+
+
+def _sleeping(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+    """One program for ever, the other until that one has begun."""
+    mark = Path(question[1].source)
+    if question[1].program == "sleeps":
+        mark.symlink_to(str(os.getpid()))
+    while question[1].program == "sleeps" or not mark.is_symlink():
+        time.sleep(0.01)
+    return Lap(Measured(question[0].id, question[1].program, "wrong"), {})
+
+
 def waiting(**programs: int) -> dict[str, deque[Question]]:
     return {name: deque([(TASK, program("p", source()), None, False)] * count) for name, count in programs.items()}
 
@@ -204,9 +232,12 @@ def waiting(**programs: int) -> dict[str, deque[Question]]:
 def test_a_free_lane_goes_where_it_saves_most(tmp_path: Path, at: str, others: list[str], left: dict[str, int], goes: str) -> None:
     lanes = Lanes(terms(tmp_path), 1 + len(others))
     lanes._seats[0].reference = at
-    for seat, reference in zip(lanes._seats[1:], others, strict=True):
-        seat.reference, seat.question = reference, (TASK, program("p", source()), None, False)
-    assert lanes._next(lanes._seats[0], waiting(**left)) == goes
+    with ProcessPoolExecutor(1) as pool:  # which starts no process before it has work
+        assert lanes._next(lanes._seats[0], waiting(**left)) or not any(left.values()), "a new lane takes anything"
+        lanes._seats[0].pool = pool
+        for seat, reference in zip(lanes._seats[1:], others, strict=True):
+            seat.reference, seat.question = reference, (TASK, program("p", source()), None, False)
+        assert lanes._next(lanes._seats[0], waiting(**left)) == goes
 
 
 def ok(score: float) -> Measured:

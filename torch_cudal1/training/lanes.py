@@ -9,12 +9,12 @@ no memory on the GPU, or no process, is given up while there are others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -105,14 +105,15 @@ class Lanes:
         return True
 
     def _next(self, seat: _Seat, waiting: dict[str, deque[Question]]) -> str:
-        """The reference of which a free lane takes the next program; "" for none."""
+        """The reference of which a free lane takes the next program; "" for none. A new one takes any: it starts soon or late."""
         if waiting.get(seat.reference):
             return seat.reference
         there = [other.reference for other in self._seats if other.question is not None]
+        enough = 0 if seat.pool is None else _WORTH_MOVING
         worth = {
             reference: len(left) / (1 + there.count(reference))
             for reference, left in waiting.items()
-            if left and (reference not in there or len(left) >= _WORTH_MOVING * there.count(reference))
+            if left and len(left) >= enough * there.count(reference)
         }
         return max(worth, key=lambda reference: worth[reference], default="")
 
@@ -153,8 +154,14 @@ def _twice_lost(question: Question) -> Lap:
 
 
 def _vacate(seat: _Seat) -> None:
+    """End a lane's process, in the midst of its work if it is at any; the sandboxes' processes end with it."""
     if seat.pool is not None:
-        seat.pool.shutdown(cancel_futures=True)
+        at_work = seat.answer is not None
+        processes: Mapping[int, Any] = dict(getattr(seat.pool, "_processes", None) or {})
+        seat.pool.shutdown(wait=not at_work, cancel_futures=True)
+        for process in processes.values() if at_work else ():
+            process.terminate()
+            process.join()
     seat.pool = seat.answer = seat.question = None
     seat.reference = ""
 

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# As long as it is given, and 60 s more at most; a GPU and 16 cores for each part: every program of a closed set of tasks, judged once.
+# Argument: PART/PARTS,SECONDS (1/1,300), a part for each GPU of a kind; then `join`, 30 s, which puts all parts in OUT together.
+# Goes on from what OUT holds of the part, and from files of earlier machines that LANDSCAPE_ROWS names.
+set -uo pipefail
+given=${1:-1/1,300} device=${DEVICE:-cuda} python=${PYTHON:-python3}
+read -ra earlier <<<"${LANDSCAPE_ROWS:-}"
+if [ "$given" = join ]; then
+    rm -rf "$OUT/landscape"
+    timeout 120 "$python" -m torch_cudal1.training.landscape --device "$device" --budget-s 0 --out "$OUT/landscape" \
+        --resume "$OUT"/landscape-*of*/rows.jsonl "${earlier[@]}" >"$OUT/landscape.txt" 2>&1 || { tail -5 "$OUT/landscape.txt" && exit 1; }
+    cp "$OUT/landscape/landscape.json.gz" "$OUT/h200-landscape.json.gz"
+    tail -1 "$OUT/landscape.txt"
+    exit
+fi
+part=${given%%,*} seconds=${given#*,}
+name=landscape-${part/\//of}
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+lanes=$(($(nproc) / (gpus > 0 ? gpus : 1) - 2))
+[ "$lanes" -gt 11 ] && lanes=11
+[ "$lanes" -lt 2 ] && lanes=2
+# shellcheck disable=SC2086  # ONLY is a list of operations
+timeout -s INT -k 10 $((seconds + 50)) "$python" -m torch_cudal1.training.landscape --device "$device" --lanes "$lanes" \
+    --budget-s "$seconds" --part "$part" --out "$OUT/$name" ${earlier[0]+--resume "${earlier[@]}"} ${ONLY:+--only $ONLY} \
+    >"$OUT/$name.txt" 2>&1
+code=$?
+tail -2 "$OUT/$name.txt" | cut -c1-2000
+exit $code
