@@ -127,6 +127,25 @@ def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region):
     assert brief.settles(replace(first, schedule="inductor+graph")) == ""
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "judged", "told"), [(12.0, 1, "2.0 s of the budget were left, and a judgement has taken 10.0 s"), (18.0, 2, "")]
+)
+def test_no_judgement_begins_that_would_end_far_beyond_the_budget(budget_s, judged, told, region, place, court, monkeypatch):
+    """On a busy machine a judgement takes what the whole search was given; the second one would double that."""
+    seat, clock = court({"eager": "wrong", "inductor": "wrong"}), [1000.0]
+    asked = seat.judge
+
+    def slowly(*given):
+        clock[0] += 10.0
+        return asked(*given)
+
+    monkeypatch.setattr(judge, "judge", slowly)
+    monkeypatch.setattr(judge, "working_s", lambda: clock[0])
+    entry = tune(region, replace(place, settings=place.settings.but(budget_s=budget_s)))
+    assert seat.judged == judged
+    assert [one["reason"] for one in entry.tried if one["decision"] == "not judged"] == [told] * bool(told)
+
+
 def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
     seat = court({"eager": 2.0, "inductor": 3.0})
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=0.0)))

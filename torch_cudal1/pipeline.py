@@ -45,6 +45,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _LAUNCH_US = 5.0  # of the host for one step, at most
+_LIKELY = 0.5  # of a judgement's time must be left for another one to begin
 _NEAR = 1.1  # of the least time that a region can take: what is left to gain is not worth a judgement
 
 
@@ -191,7 +192,7 @@ class _Race:
 
 def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Rejected], race: _Race) -> Entry:
     """Judge candidates until they or the budget run out, or nothing more can be gained; the entry of the best."""
-    best, tried = _Best(race.ranking.best, None), []
+    best, tried, longest_s = _Best(race.ranking.best, None), [], 0.0
     upcoming = iter(candidates)
     while True:
         if told := race.over(place.settings.margin):  # before the next one is made: that takes longest
@@ -211,17 +212,31 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         if settled := best.settles(candidate):
             tried.append({"label": candidate.label, "decision": "not judged", "reason": settled})
             continue
-        if judge.working_s() > race.deadline:
-            tried.append({"label": candidate.label, "decision": "not judged", "reason": "the budget was spent"})
+        begun = judge.working_s()
+        if spent := _spent(race.deadline - begun, longest_s):
+            tried.append({"label": candidate.label, "decision": "not judged", "reason": spent})
             continue
-        left = (race.deadline - judge.working_s()) / max(place.settings.budget_s, 1e-9)
+        left = (race.deadline - begun) / max(place.settings.budget_s, 1e-9)
         race.say(f"judging {candidate.label}", min(1.0, 1 - left))
         judgement = _judged(region, candidate, race)
+        longest_s = max(longest_s, judge.working_s() - begun)
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
         race.standing.best_us = best.judgement.timing.candidate_us if best.judgement and best.judgement.timing else None
     race.say("decided", 1.0)
     return _entry(region, place, best, race.ranking, tried)
+
+
+def _spent(left_s: float, longest_s: float) -> str:
+    """Why no judgement begins any more, "" if one does: what has begun is finished, so it should end near the budget's end.
+
+    `longest_s`: of the judgements of this region; on a busy machine the first one tells what the next will take.
+    """
+    if left_s <= 0:
+        return "the budget was spent"
+    if left_s < _LIKELY * longest_s:
+        return f"{left_s:.1f} s of the budget were left, and a judgement has taken {longest_s:.1f} s"
+    return ""
 
 
 def _judged(region: Region, candidate: Candidate, race: _Race) -> judge.Judgement:
