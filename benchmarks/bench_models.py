@@ -98,6 +98,8 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
     """Start a contender; one of ours carries what the package counted meanwhile."""
     if contender.baseline:
         return start(case, contender, refs)
+    import cudal1
+    from benchmarks.decisions import decisions, explained
     from torch_cudal1 import observe
 
     observe.reset()
@@ -106,6 +108,7 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
         seen = observe.report()
         result.counters = dict(seen.counters)
         result.fallbacks = tuple(str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback")
+        result.decisions = [*decisions(seen), *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else [])]
     return result
 
 

@@ -108,6 +108,7 @@ class Row:
     vs_compile: Mapping[str, float] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     fallbacks: Sequence[str] = ()  # reasons why the package ran its baseline instead of its own choice
+    decisions: Sequence[Mapping[str, Any]] = ()  # what the package recorded of its races: every contender and why it does not run
 
 
 @dataclass
@@ -121,6 +122,7 @@ class Live:
     verdict: Comparison
     counters: Mapping[str, int] = field(default_factory=dict)
     fallbacks: Sequence[str] = ()
+    decisions: Sequence[Mapping[str, Any]] = ()
 
     @property
     def timed(self) -> bool:
@@ -217,6 +219,7 @@ def _row(case: Case, live: Live, samples: Samples, crash: str, references_to: tu
         vs_compile=ratios[1],
         counters=live.counters,
         fallbacks=live.fallbacks,
+        decisions=live.decisions,
     )
 
 

@@ -25,6 +25,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PLANS = _ROOT / "benchmarks" / "training"
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
+_NEWER = "h200-models-*.json"  # a file for each lane of a run
 _WARM = ("h200-warm-start.json", "h200-warm-start-offline.json")
 _OVERHEAD = ("h200-overhead-2.json", "h200-overhead.json", "h200-overhead-earlier.json", "cpu-overhead.json")
 _REPEATED = "h200-repeatability.json"
@@ -40,7 +41,7 @@ _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured;
 def render(results: Path) -> str:
     """The tables as Markdown."""
     lines: list[str] = []
-    for name in _MODELS:
+    for name in _model_files(results):
         lines += _models(name, load(results / name))
     for name in _WARM:
         lines += _warm(name, load(results / name))
@@ -70,6 +71,11 @@ def render(results: Path) -> str:
             markdown(read(path)),
         ]
     return "\n".join(lines)
+
+
+def _model_files(results: Path) -> list[str]:
+    """Of whole models, oldest first."""
+    return [*_MODELS, *sorted((path.name for path in results.glob(_NEWER)), key=lambda name: load(results / name)["created"])]
 
 
 def _training(results: Path) -> list[str]:
@@ -241,7 +247,7 @@ def _interval(found: Mapping[str, Any] | None) -> str:
 def summary(results: Path) -> str:
     """One line for each model and phase: `accelerate` against the better of eager and torch.compile."""
     newest: dict[str, Mapping[str, Mapping[str, Any]]] = {}
-    for name in _MODELS:
+    for name in _model_files(results):
         rows = load(results / name)["rows"]
         for case in dict.fromkeys(f"{row['model']}, {row['phase']}" for row in rows):
             of_case = {row["contender"]: row for row in rows if f"{row['model']}, {row['phase']}" == case}

@@ -87,3 +87,18 @@ def test_an_unknown_model_is_refused_by_name(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main(["--models", "alexnet"])
     assert "alexnet" in capsys.readouterr().err
+
+
+def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cudal1
+
+    def few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]:
+        left = Contender("cudal1.accelerate", lambda module, inputs: cudal1.accelerate(module, inputs, on_miss="baseline"))
+        return [Contender("eager", lambda module, _: module, baseline=True)], [left]
+
+    monkeypatch.setattr(bench_models, "contenders", few)
+    run_model(_args(tmp_path, "--child", "lstm", "--phases", "inference"))
+    rows = {row["contender"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert rows["eager"]["decisions"] == []
+    told = rows["cudal1.accelerate"]["decisions"]
+    assert [one["runs"] for one in told if one["stage"] == "explain" and "runs" in one] == ["the module's own forward"]
