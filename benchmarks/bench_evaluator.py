@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.machine import contract_for
 from torch_cudal1.settings import Settings
@@ -102,7 +103,7 @@ class Run:
     rate: float
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    details: list[str] = field(default_factory=list)  # what the first programs that should be right were told instead
+    details: list[str] = field(default_factory=list)  # what the last programs that should be right were told instead
 
 
 def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
@@ -126,13 +127,17 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
     tasks = [TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1])) for name in _BODIES]
     block = 1 << (shape[1] - 1).bit_length()
     streams = [programs(task.id, terms.device.type, block) for task in tasks]
-    outcomes, details, asked, first_s = Counter[str](), list[str](), 0, 0.0
+    outcomes, details, asked, first, first_s = Counter[str](), list[str](), 0, 0, 0.0
     begin = time.monotonic()
     with JudgeEvaluator(terms, lanes=lanes) as evaluator:
         while not asked or time.monotonic() - begin < budget_s:
             each = 4 * lanes if first_s else -(-lanes // 2)  # the first ones wait for processes to start
             batch = [(task, list(islice(stream, each))) for task, stream in zip(tasks, streams, strict=True)]
-            found = [one for answers in evaluator.measure_all(batch) for one in answers]
+            try:
+                found = [one for answers in evaluator.measure_all(batch) for one in answers]
+            except Cudal1Error as error:  # what was measured before is worth knowing all the same
+                details.append(f"stopped: {error}")
+                break
             outcomes.update(one.outcome for one in found)
             details += [f"{one.outcome}: {one.detail}" for one in found if _should_be_right(one) and one.outcome != "ok"]
             asked += len(found)
@@ -141,9 +146,9 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
                 if not _right(outcomes):
                     break
         wall_s = time.monotonic() - begin
-        seconds = {name: round(spent / asked, 4) for name, spent in evaluator.seconds.most_common()}
+        seconds = {name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()}
     rate = (asked - first) / (wall_s - first_s) if asked > first else asked / wall_s
-    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, details[:8])
+    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, details[-8:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
