@@ -136,6 +136,10 @@ def _report(args: argparse.Namespace) -> int:
 
 def _plan_products(args: argparse.Namespace) -> int:
     tasks = selected(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only)))
+    if args.coverage:
+        told = [planning.covered(task, sm=args.sm) for task in tasks]
+        print(json.dumps([asdict(one) for one in told]) if args.json else planning.coverage_table(told))
+        return 0
     found = [one for task in tasks for one in planning.plan(task, sm=args.sm, compiling=args.compile)]
     print(json.dumps([one.to_json() for one in found]) if args.json else planning.table(found))
     return 0
@@ -172,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     products.add_argument("--only", nargs="+", default=[], metavar="LEVEL/NUMBER")
     products.add_argument("--sm", type=int, default=90, metavar="NUMBER", help="architecture, such as 90 for sm_90")
     products.add_argument("--compile", action="store_true", help="build the best proposal of each product")
+    products.add_argument("--coverage", action="store_true", help="kinds of candidates of each task instead, and who has none")
     products.add_argument("--json", action="store_true")
     products.set_defaults(action=_plan_products)
     ahead = commands.add_parser("compile", help="compile those kernels ahead, for a run with the same --work; needs no GPU")

@@ -54,18 +54,22 @@ def compile_ahead(
     told: Counter[str] = Counter()
     left_out: dict[str, str] = {}
     seen: set[str] = set()
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_prepared, initargs=(os.getpid(),)) as pool:
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_prepared, initargs=(os.getpid(),))
+    try:
         asked = {task.key: pool.submit(_asked, task, sm, _RIGHTS[rights]) for task in tasks}
         building: list[Future[str]] = []
         for key, future in asked.items():
             try:
                 fresh = [one for one in future.result() if one not in seen]
-                seen.update(fresh)
-                building += [pool.submit(_compiled, cache, one, sm, until) for one in fresh]
             except Exception as error:  # noqa: BLE001  whatever a task's own file raises, its search must do without
                 left_out[key] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+                continue
+            seen.update(fresh)
+            building += [pool.submit(_compiled, cache, one, sm, until) for one in fresh]
         for done in as_completed(building):
             told[done.result()] += 1
+    finally:
+        pool.shutdown(cancel_futures=True)  # who is interrupted waits for what is being compiled, and for no more
     return Compiled(sum(told.values()), told["compiled"], told["refused"], left_out, round(time.monotonic() - begin, 1))
 
 

@@ -24,7 +24,7 @@ class Claims:
     folder: Path
 
     def take(self, task: Task) -> bool:
-        """Whether the task is this process's now. False: another one that lives has it."""
+        """Whether the task is this process's, now or since before. False: another one that lives has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(task)
         own = path.with_suffix(f".{os.getpid()}")
@@ -32,7 +32,7 @@ class Claims:
         try:
             os.link(own, path)  # whole at once, or not at all
         except FileExistsError:
-            if _alive(path):
+            if _lives(path, but=os.getpid()):
                 return False
             os.replace(own, path)  # two that do this at once do the task twice, which costs time and nothing else
         finally:
@@ -52,12 +52,13 @@ def dealt(tasks: Sequence[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _LONGEST_LEVEL else 1))
 
 
-def _alive(path: Path) -> bool:
-    """Whether the process that made this claim runs."""
+def _lives(path: Path, *, but: int) -> bool:
+    """Whether the process that made this claim runs, and is another one than `but`."""
     try:
-        os.kill(int(path.read_text()), 0)
+        pid = int(path.read_text())
+        os.kill(pid, 0)
     except PermissionError:
         return True  # somebody else's
     except (OSError, ValueError):
         return False
-    return True
+    return pid != but

@@ -48,7 +48,7 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
-        "fast": Profile("fast", tune_s=20.0, measure_s=0.5, limit_s=150.0),
+        "fast": Profile("fast", tune_s=20.0, measure_s=0.5, limit_s=300.0),
         "quick": Profile("quick", tune_s=30.0, measure_s=1.0, limit_s=240.0),
         "paper": Profile("paper", tune_s=1_200.0, measure_s=1_200.0, limit_s=4_800.0, window=True),
     }

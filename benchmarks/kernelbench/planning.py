@@ -1,13 +1,15 @@
-"""Which kernels the search would try for the matrix products of each task, from shapes alone: needs no GPU and runs nothing.
+"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs nothing.
 
-A task is captured on fake tensors and looked at as if it were on a GPU. `us` are bounds by which candidates are ordered, not
-measurements; `plain` is what the products take at cuBLAS's measured fp32 rate. A product that no kernel serves says why.
+`covered` tells the kinds of candidates, `plan` the kernels for products. A task is captured on fake tensors and looked at as if
+it were on a GPU. `us` are bounds by which candidates are ordered, not measurements; `plain` is what the products take at cuBLAS's
+measured fp32 rate. A product that no kernel serves says why.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,13 +27,15 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.partition import Island, is_product, partition
 from torch_cudal1.graph.propose import rewritten
+from torch_cudal1.island_kernels import proposals_of
 from torch_cudal1.kernels.gemm import parts_of
 from torch_cudal1.kernels.gemm_schedules import bound_s, read
 from torch_cudal1.kernels.trace import trace as expressions
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.records import Region
+from torch_cudal1.search import islands_of
 
-__all__ = ["Planned", "captured", "plan", "table"]
+__all__ = ["Covered", "Planned", "captured", "coverage_table", "covered", "plan", "table"]
 
 _CUBLAS_FLOPS_PER_S = 5.1e13  # fp32 on one H200, benchmarks/results/h200-gemm.json
 _SHOWN = 3
@@ -78,6 +82,45 @@ def table(planned: Sequence[Planned]) -> str:
         what = f"{one.count} x {one.sizes}" + (f" + {' '.join(one.tail)}" if one.tail else "")
         lines.append(f"{one.task:6} {one.name[:34]:34} {best} plain {one.plain_us:6.0f} us; {what}; {tried}{built}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What a search has for a task beyond baselines: techniques of a rewrite that pays, families of kernels by count of islands.
+
+    `left`: why nothing, where there is nothing.
+    """
+
+    task: str
+    name: str
+    rewrites: tuple[str, ...] = ()
+    families: tuple[tuple[str, int], ...] = ()
+    left: str = ""
+
+
+def covered(task: Task, *, sm: int = 90, rights: Sequence[str] = ("conv",)) -> Covered:
+    """Which candidates there are, from shapes alone. `rights`: op classes that may use TF32."""
+    first = Covered(task.key, task.name)
+    try:
+        region = captured(task)
+        variant = rewritten(region, assume_finite=False)
+        islands = islands_of(region)
+    except Exception as error:  # noqa: BLE001  as for `plan`
+        return replace(first, left=f"not captured: {' '.join(str(error).split())[:160]}")
+    found = {island.region.key: proposals_of(island.region, sm, rights) for island in islands}
+    families = Counter(proposals[0].family for proposals in found.values() if proposals)
+    rewrites = variant.techniques if variant is not None and variant.pays else ()
+    left = "" if rewrites or families else "; ".join(partition(region, products=True).left) or "no kernel for its islands"
+    return replace(first, rewrites=rewrites, families=tuple(sorted(families.items())), left=left)
+
+
+def coverage_table(found: Sequence[Covered]) -> str:
+    """Lines for a terminal: each task, then how many have nothing."""
+    lines = []
+    for one in found:
+        what = ", ".join([*(f"{count} x {family}" for family, count in one.families), *one.rewrites]) or f"NOTHING: {one.left}"
+        lines.append(f"{one.task:6} {one.name[:40]:40} {what}")
+    return "\n".join([*lines, f"{sum(bool(one.left) for one in found)} of {len(found)} have nothing beyond baselines"])
 
 
 def captured(task: Task) -> Region:

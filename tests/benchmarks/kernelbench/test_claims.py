@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,9 +41,17 @@ def test_a_task_is_taken_once_while_its_taker_lives(tmp_path: Path) -> None:
 
 def test_what_another_run_has_taken_is_neither_done_nor_left(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    assert claims.take(task(1, GOOD))  # by this process, which lives
+    assert claims.take(task(1, GOOD))
+    (taken,) = claims.folder.iterdir()
+    taken.write_text(str(os.getppid()))  # which lives
     found, left = run(tmp_path, GOOD, GOOD, claims=claims)
     assert (sorted(found), left) == (["1/2"], 0)
+
+
+def test_a_task_that_is_tried_again_is_still_this_runs(tmp_path: Path) -> None:
+    dies = "line.stage('tune')\nif spec['job']['ours']: os._exit(9)\nline.row(row(eager='ok'))"
+    found, left = run(tmp_path, dies, claims=Claims(tmp_path / "claims"))
+    assert (left, found["1/1"]["columns"]["eager"]["status"], found["1/1"]["columns"]["cudal1"]["status"]) == (0, "ok", "failed")
 
 
 def test_what_a_run_did_not_finish_is_free_again(tmp_path: Path) -> None:

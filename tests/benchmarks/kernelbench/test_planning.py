@@ -57,6 +57,26 @@ def test_a_task_that_cannot_be_captured_says_why() -> None:
     assert "not captured" in planning.table([one])
 
 
+SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace("x = self.first(x)", "x = x.relu()")
+
+
+@pytest.mark.parametrize(
+    ("source", "families", "left"),
+    [
+        (LINEAR, {"gemm", "elementwise"}, ""),
+        (SINGLE.replace("kept = x.clone().detach()", ""), set(), "aten.relu.default: alone, nothing to fuse with"),
+        (LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * ("), set(), "not captured"),
+    ],
+    ids=["products", "nothing", "not captured"],
+)
+def test_coverage_tells_what_there_is_or_why_nothing(source: str, families: set[str], left: str) -> None:
+    found = planning.covered(task(source))
+    assert {name for name, _ in found.families} == families
+    assert found.left.startswith(left)
+    assert bool(found.left) == bool(left)
+    assert planning.coverage_table([found]).endswith(f"{int(bool(left))} of 1 have nothing beyond baselines")
+
+
 def test_the_command_line_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "level2"
     folder.mkdir()
