@@ -142,7 +142,7 @@ def _explanation(data: Mapping[str, Any]) -> Explanation:
 
 
 def _region(data: Mapping[str, Any]) -> RegionReport:
-    lists = {name: tuple(data[name]) for name in ("techniques", "raced", "tried")}
+    lists = {name: tuple(data[name]) for name in ("techniques", "raced", "tried") if name in data}
     return RegionReport(**{**_with_intervals(data), **lists})
 
 
