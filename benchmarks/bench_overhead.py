@@ -268,17 +268,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if device.type == "cpu":
         torch.set_num_threads(1)  # waking other threads costs more than these calls
     environment, rows = {**report.environment(), "extension": native.status()[1] or "used"}, []
+    options, found = {"device": device.type, "calls": args.calls}, {}
     with torch.inference_mode():
         for group in contenders(device):
             for row in measured([one for one in group if args.only in one[0]], args.calls, wait):
                 rows.append(row)
                 us = "-" if row.median_us is None else f"{row.median_us:.2f} us"
                 print(f"{row.name:58} {us:>12}  {row.reason}", flush=True)
-    options = {"device": device.type, "calls": args.calls}
-    found = conclusions(rows)
-    report.save(
-        args.out, report.document("overhead", options, [asdict(row) for row in rows], environment=environment, summary=found)
-    )
+            found = conclusions(rows)
+            document = report.document("overhead", options, [asdict(row) for row in rows], environment=environment, summary=found)
+            report.save(args.out, document)  # after each group: a run that is cut off keeps what it has
     print(json.dumps({"out": args.out.name, "summary": found}))
     return 0 if all(not row.reason for row in rows) else 1
 
