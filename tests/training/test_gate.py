@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
-import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
 import torch
 
 from torch_cudal1.training.gate import Gate
@@ -64,18 +65,26 @@ os._exit(9)
     gate.close()
 
 
-def test_who_waits_to_time_goes_before_those_who_come_to_validate(tmp_path: Path) -> None:
+def test_who_waits_to_time_goes_before_those_who_come_to_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gates = [Gate(tmp_path, CPU) for _ in range(3)]
     order: list[str] = []
-    threads = [threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))]
+    timer = threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))
+    validator = threading.Thread(target=_enter, args=(gates[2].shared(), "validator", order))
+    through_the_door, lock = threading.Event(), fcntl.flock
+
+    def watched(fd: int, how: int) -> None:
+        lock(fd, how)
+        if threading.current_thread() is timer and how == fcntl.LOCK_SH:
+            through_the_door.set()
+
+    monkeypatch.setattr(fcntl, "flock", watched)
     with gates[0].alone():
-        threads.append(threading.Thread(target=_enter, args=(gates[2].shared(), "validator", order)))
-        threads[1].start()  # it waits at the door
-        threads[1].join(0.1)
-        threads[0].start()  # it comes later, and through the door
-        threads[0].join(0.1)
+        validator.start()  # it waits at the door
+        validator.join(0.1)
+        timer.start()  # it comes later, and through the door
+        assert through_the_door.wait(LONG_S)
         assert not order
-    for thread in threads:
+    for thread in (timer, validator):
         thread.join(LONG_S)
     assert order == ["timer", "validator"]
     for gate in gates:
@@ -85,4 +94,3 @@ def test_who_waits_to_time_goes_before_those_who_come_to_validate(tmp_path: Path
 def _enter(room: AbstractContextManager[None], name: str, order: list[str]) -> None:
     with room:
         order.append(name)
-        time.sleep(0.05)

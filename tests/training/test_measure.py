@@ -15,6 +15,7 @@ import torch
 
 from tests.training.sources import REFERENCE, TASK, program, source
 from torch_cudal1.errors import TargetError
+from torch_cudal1.judge.brisk import prepared
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
@@ -128,11 +129,11 @@ def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) 
     assert measured(lane, source(), 1.5).score == 1.5
 
 
-def test_the_real_clock_times_a_real_program(tmp_path: Path) -> None:
-    with JudgeEvaluator(terms(tmp_path)) as evaluator:
-        (found,) = evaluator.measure(TASK, [program("p", source())])
-    assert found.outcome in ("ok", "unstable")  # how quiet this machine is, is not the test's business
-    assert evaluator.seconds["timing"] > 0
+def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
+    lane._clock = prepared
+    lap = lane.measure(TASK, program("p", source()))
+    assert lap.measured.outcome in ("ok", "unstable"), lap.measured  # how quiet this machine is, is not the test's business
+    assert lap.seconds["timing"] > 0
 
 
 def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,16 +402,19 @@ def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(la
 OWN = "torch.relu(x) * 2 + 1"
 
 
-def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_and_a_cheat_does_not(tmp_path: Path) -> None:
+def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_and_a_cheat_does_not(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    lane._clock = Clock(1.5, 1.5, 1.5)
     cheat = source(OWN, before="torch.manual_seed(0)")
     cases = ((source("x.no_such_thing()"), "run", True), (source("torch.relu(x)"), "wrong", True), (cheat, "hack", False))
-    with Lane(replace(terms(tmp_path), trust="own"), Clock(1.5, 1.5, 1.5)) as lane:
-        for text, outcome, kept in cases:
-            assert lane.measure(TASK, program("right", source(OWN))).measured.outcome == "ok"
-            assert lane._kept is not None
-            pid = lane._kept[0].pid
-            assert lane.measure(TASK, program("p", text)).measured.outcome == outcome
-            assert (lane._kept is not None and lane._kept[0].pid == pid) is kept
+    for text, outcome, kept in cases:
+        assert lane.measure(TASK, program("right", source(OWN))).measured.outcome == "ok"
+        assert lane._kept is not None
+        pid = lane._kept[0].pid
+        assert lane.measure(TASK, program("p", text)).measured.outcome == outcome
+        assert (lane._kept is not None and lane._kept[0].pid == pid) is kept
 
 
 def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Lane) -> None:
