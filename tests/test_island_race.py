@@ -20,8 +20,9 @@ from torch_cudal1.island_race import fastest_right, rights_of
 from torch_cudal1.judge.heat import Heat
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
+from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
-from torch_cudal1.search import Standing, search
+from torch_cudal1.search import Standing, islands_of, search
 from torch_cudal1.settings import Settings
 
 PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
@@ -200,6 +201,34 @@ def test_what_follows_the_products_depends_on_whether_they_won(
         techniques.append(set(one.techniques) & {"gemm", "norm"})
         standing.best_us = best_us
     assert techniques == [{"gemm"}, more]
+
+
+@pytest.mark.parametrize("best_us", [None, 30.0])
+def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
+    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None
+) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(2048, 2048), nn.LayerNorm(2048)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.triu(self.norm(torch.tanh(self.first(x))) @ x)
+
+    with torch.no_grad():
+        (region,) = captured_regions(Mixed().eval(), (torch.randn(2048, 2048),))
+    asked: set[str] = set()
+
+    def propose(program: Program, sm: int, rights: Sequence[str]) -> tuple[Proposal, ...]:
+        asked.add(program.digest)
+        return PROPOSED[:1]
+
+    monkeypatch.setattr(kernels, "propose", propose)
+    there, standing = replace(place, device=torch.device("cuda")), Standing(best_us)
+    begun = search(region, there, job_at(place), functools.partial(pipeline._remember, there))
+    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    assert list(begun.candidates(ranking, float("inf"), standing))
+    assert asked <= {island.region.program.digest for island in islands_of(region)}
 
 
 def test_the_dearest_islands_come_first(place: Place) -> None:

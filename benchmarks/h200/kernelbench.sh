@@ -14,6 +14,8 @@ today) tasks=${KERNELBENCH:?a checkout of KernelBench} ;;
 release) tasks=${RELEASE:?a CUDA-L1 release, such as h100.json} ;;
 *) echo "SIZES=$sizes; expected today or release" && exit 2 ;;
 esac
+"$python" -c "import einops" 2>/dev/null || echo "einops is not installed: tasks 3/48 and 3/49 of today's sizes cannot run"
+
 # one folder of compiler caches and claims for all lanes: what one of them has compiled serves the others
 work=${KERNELBENCH_WORK:-${TMPDIR:-/tmp}/$name}
 mkdir -p "$work"
