@@ -16,6 +16,7 @@ from torch_cudal1.errors import SettingError
 from torch_cudal1.training.experiment import Bench, base_of, cell_of
 from torch_cudal1.training.model import TinySpec
 from torch_cudal1.training.plan import ARMS, HeldOut, Plan, read_plan
+from torch_cudal1.training.records import Decoded, Measured, TrainingTask
 from torch_cudal1.training.rl_native import GrpoConfig
 from torch_cudal1.training.running import Run, results_of, run, run_here
 from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
@@ -106,6 +107,15 @@ def test_a_finished_plan_computes_nothing_again(finished):
 def test_a_bench_that_cannot_be_shared_gives_the_same_results_here(finished, tmp_path):
     plan = replace(PLAN, seeds=(0,), arms=("A4",))
     assert run_here(plan, bench(), Run(tmp_path), lambda what, fraction: None) == results_of(finished, plan)
+
+
+def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Path) -> None:
+    class Refusing(SyntheticEvaluator):
+        def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
+            return [Measured(task.id, one.program, "wrong") for one in programs]
+
+    with pytest.raises(SettingError, match="small.*a success"):
+        base_of(PLAN, bench(evaluator=Refusing()), 0, tmp_path)
 
 
 def test_a_budget_that_is_spent_ends_the_run_and_the_next_one_goes_on(tmp_path):

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch_cudal1.errors import SettingError
 from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database
@@ -87,6 +88,8 @@ def base_of(plan: Plan, bench: Bench, seed: int, folder: Path, *, analysis: bool
         if problems:
             raise OSError(f"collecting failed: {problems[0]} ({len(problems)} problems)")
         learned = rows(bench.codec, bench.train, appraiser.database, seed=seed, how=RowConfig(analysis=analysis))
+        if not learned:
+            raise SettingError("plan", plan.name, "tasks with a success: none of the collected samples is right and steady")
         writer = _begun(plan, bench, base, seed)
         if not (base / "sft").is_dir():
             told("sft", None)
