@@ -114,7 +114,7 @@ def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Pa
         def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
             return [Measured(task.id, one.program, "wrong") for one in programs]
 
-    with pytest.raises(SettingError, match="small.*a success"):
+    with pytest.raises(SettingError, match=r"small.*a success"):
         base_of(PLAN, bench(evaluator=Refusing()), 0, tmp_path)
 
 
