@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_cudal1 import roof
+from torch_cudal1 import observe, roof
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge.roofline import PEAK_SHARE, Ceiling
 from torch_cudal1.program.model import Program
@@ -61,6 +61,16 @@ def test_what_passes_the_memory_at_least(module: nn.Module, inputs: tuple[torch.
 def test_a_large_product_is_bound_by_its_operations() -> None:
     layer = program(nn.Linear(4096, 4096, bias=False), torch.randn(4096, 4096))
     assert roof.floor_us(layer, GPU) == pytest.approx(2 * 4096**3 / 1e14 * 1e6 / PEAK_SHARE)
+
+
+def test_a_program_that_cannot_be_estimated_has_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(program: Program) -> None:
+        raise AssertionError("heads of another size")
+
+    monkeypatch.setattr(roof, "work", fails)
+    observe.reset()
+    assert roof.floor_us(program(nn.ReLU(), X), GPU) == 0.0
+    assert observe.report().counters["search.no_floor"] == 1
 
 
 def test_a_device_without_known_peaks_has_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:

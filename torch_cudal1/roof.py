@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from torch_cudal1 import observe
+from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.graph.island_ops import POOLS, ROW_OPS
 from torch_cudal1.judge.roofline import PEAK_SHARE, ceiling, work
 from torch_cudal1.program.aten import overload
@@ -23,11 +25,21 @@ _TF32_BYTES = 4
 
 
 def floor_us(program: Program, device: torch.device) -> float:
-    """Microseconds below which `program` cannot run, 0.0 where the device's peaks are not known or it is no GPU."""
+    """Microseconds below which `program` cannot run, 0.0 where that is not known: no GPU, none whose peaks are, no estimate."""
     limits = ceiling(device) if device.type == "cuda" else "no GPU"
     if isinstance(limits, str):
         return 0.0
-    least = work(program)
+    try:
+        least = work(program)
+    except (
+        Cudal1Error,
+        AssertionError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # of an operator that fake tensors cannot run
+        observe.record("search", "no_floor", reason=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return 0.0
     read = {index for step in program.steps if _reads_all(step) for index in used_values(step)}
     moved = least.written_bytes + sum(spec.size_bytes for at, spec in enumerate(program.inputs) if at in read)
     rate = limits.flops_per_s[min(_TF32_BYTES, least.type_bytes)]
