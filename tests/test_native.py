@@ -78,7 +78,7 @@ def test_only_the_minor_release_has_to_be_the_same(built: str, running: str, fit
 
 def test_importing_the_package_loads_no_extension() -> None:
     code = "import sys, torch_cudal1.guard; sys.exit('torch_cudal1._native' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=600).returncode == 0
 
 
 def test_how_it_was_built_is_told_in_one_line() -> None:

@@ -210,17 +210,17 @@ def test_threads_do_not_share_parameters(cuda: Any, add: torch.Tensor) -> None:
         """Holds its thread in the middle of the packing until the other thread has packed and launched."""
 
         def data_ptr(self) -> int:
-            inside.wait(5)
-            go.wait(5)
+            inside.wait(60)
+            go.wait(60)
             return self.address
 
     slow = threading.Thread(target=run, args=([VALUES[0], VALUES[1], Waiting(0x30)],))
     slow.start()
-    inside.wait(5)
+    inside.wait(60)
     run([Placed(0x111), Placed(0x222), Placed(0x333)])
     assert parameters(cuda)[0] == struct.pack("<Q", 0x111)
     go.set()
-    slow.join(5)
+    slow.join(60)
     assert parameters(cuda)[:3] == [struct.pack("<Q", a) for a in (VALUES[0].address, VALUES[1].address, 0x30)]
 
 

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
@@ -64,6 +65,16 @@ def test_export_keeps_the_operator_as_one_node():
     assert [node.target for node in exported.graph.nodes if "cudal1" in str(node.target)] == [run_operator()]
     x = torch.randn(6, 6)
     assert torch.equal(exported.module()(x), torch.tanh(x))
+
+
+def test_inductor_calls_the_operator_as_one_node_between_its_own_kernels():
+    x, program, operator = torch.randn(6, 6), register(TANH), run_operator()
+    compiled = torch.compile(lambda x: operator([x + 1], program)[0] * 2, fullgraph=True)
+    with torch.no_grad():
+        result, (code,) = run_and_get_code(compiled, x)
+    torch.testing.assert_close(result, torch.tanh(x + 1) * 2, rtol=1e-6, atol=1e-6)
+    assert code.count("torch.ops.cudal1.run.default(") == 1
+    assert "tanh" not in code
 
 
 @pytest.mark.gpu

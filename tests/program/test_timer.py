@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import time
 from typing import Any
 
@@ -39,16 +40,20 @@ def test_python_s_clocks_do_not_matter(monkeypatch):
 
 
 def test_results_die_after_the_clock_has_stopped():
+    died = [0]
+
     class Slow:
         def __del__(self) -> None:
+            died[0] = time.monotonic_ns()  # the timer's own clock
             time.sleep(0.05)
 
+    before = time.monotonic_ns()
     ((_, wall, _, _),) = timer(CPU).run((Slow,), [0])
-    assert wall < 40_000
+    assert wall * 1e3 <= died[0] - before  # had it died inside, the sleep would be in its time
 
 
 def test_a_sample_of_several_calls_is_the_time_of_them_all_and_holds_one_result():
-    alive, most = [0], [0]
+    alive, most, others = [0], [0], []
 
     class Result:
         def __init__(self) -> None:
@@ -59,10 +64,27 @@ def test_a_sample_of_several_calls_is_the_time_of_them_all_and_holds_one_result(
         def __del__(self) -> None:
             alive[0] -= 1
 
-    ((_, many, _, _), (_, one, _, _)) = timer(CPU).run((Result, time.time), [0, 1], None, (5, 1))
+    ((_, many, _, _), _) = timer(CPU).run((Result, lambda: others.append(1)), [0, 1], None, (5, 1))
     assert many >= 10_000
-    assert one < many
-    assert (alive, most) == ([0], [1])
+    assert (alive, most, others) == ([0], [1], [1])
+
+
+def test_ten_thousand_samples_leak_nothing_whether_calls_return_or_raise():
+    watch = timer(CPU)
+
+    def calls(count: int) -> None:
+        watch.run((lambda: torch.empty(100),), [0] * count, None, (2,))
+        for _ in range(count):
+            with pytest.raises(ZeroDivisionError):
+                watch.run((lambda: 1 // 0,), [0])
+
+    calls(300)
+    gc.collect()
+    objects, peak = len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    calls(10_000)
+    gc.collect()
+    assert len(gc.get_objects()) - objects < 100
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 8_000  # kB
 
 
 def test_what_a_call_raises_is_the_caller_s():
@@ -144,11 +166,11 @@ def test_the_device_clock_sees_the_kernel_and_the_host_clock_every_stream():
 
     watch = timer(x.device)
     watch.run((lambda: x + 1, elsewhere), [0, 1])
-    samples = watch.run((lambda: x + 1, elsewhere), [0, 1, 0, 1], (flush.data_ptr(), flush.numel()))
+    samples = watch.run((lambda: x + 1, elsewhere), [0, 1] * 5, (flush.data_ptr(), flush.numel()))
     for index, wall, host, device in samples:
         assert device is not None
+        assert host < wall
         if index == 0:
             assert 15 < device < wall  # 128 MB at less than 8 TB/s
-            assert host < wall
-        else:
-            assert wall > 1_000 > device  # the device clock stands on the current stream only
+    # The device clock stands on the current stream only; of five calls the host does not stall in each, which would look the same.
+    assert max(wall - device for index, wall, _, device in samples if index == 1 and device is not None) > 1_000
