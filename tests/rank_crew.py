@@ -24,7 +24,7 @@ from tests.entries import plant, shifted
 from tests.rank_scenes import Net
 
 ROOT = Path(__file__).parent.parent
-_LIMIT_S = 180  # a rank that is not done then says where each of its threads stands, and ends
+_LIMIT_S = 900  # a rank that is not done then says where each of its threads stands, and ends
 
 
 def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
 
 def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
     """Start the ranks and wait for them; what each one saw, by scene."""
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT_S))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if kind == "cpu" else {}
     commands = [
@@ -71,13 +71,13 @@ def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=120))
+    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=_LIMIT_S))
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
     if kind == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=_LIMIT_S))
     seen = {"data_parallel": seen_by(rank, device, folder)} | sharded.seen_by(rank, device, folder)
     (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
     dist.barrier()

@@ -76,7 +76,7 @@ class Scenes:
     def accelerated(self, scene: str, module: nn.Module | None = None, **options: Any) -> Seen:
         """What `accelerate` binds, how long it took, and how far the result lies from the module's own."""
         module = Net() if module is None else module
-        given = {"cache_dir": self.cache(scene), "strictness": "error", "ranks_timeout_s": 60.0, **options}
+        given = {"cache_dir": self.cache(scene), "strictness": "error", "ranks_timeout_s": 900.0, **options}
         began = time.monotonic()
         with torch.no_grad():
             torch_cudal1.accelerate(module, self.x, **given)
@@ -192,7 +192,7 @@ class Scenes:
     def one_comes_too_late(self) -> Seen:
         self.plant("late")
         if self.rank == 1:
-            self.store.wait(["first is done"], timedelta(seconds=120))
+            self.store.wait(["first is done"], timedelta(seconds=900))
         seen = self.accelerated("late", ranks_timeout_s=0.3)
         if self.rank == 0:
             self.store.set("first is done", "yes")
@@ -237,8 +237,8 @@ SCENES = [name for name in SCENES if not name.startswith("_")]
 
 def main(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=120))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
+    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=900))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=900))
     scenes, seen = Scenes(rank, store, folder), {}
     for name in SCENES:
         scenes.meet()

