@@ -157,3 +157,12 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
             child.call("run")
         with pytest.raises(CandidateFailure, match="given up"):  # its scratch folder may be gone
             child.new_file()
+
+
+def test_a_long_error_keeps_both_ends() -> None:
+    """A traceback begins with what was done and ends with what went wrong."""
+    found = sandbox._ends_of("InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend")
+    assert found.startswith("InductorError: ")
+    assert found.endswith("RuntimeError: no GPU backend")
+    assert len(found) < 2_100
+    assert sandbox._ends_of("short") == "short"
