@@ -36,6 +36,7 @@ __all__ = ["GOAL_S", "LAYERS", "SOURCES", "Layer", "Row", "Source", "main", "of_
 
 GOAL_S = {"cpu": 10.0, "cuda": 3.0}  # of a typical candidate at profile fast
 _SHARED = ("start", "reference", "baselines")
+_TOLD = 8  # steps
 Row = dict[str, Any]
 
 
@@ -111,7 +112,7 @@ def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile,
 
 
 def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
-    """The same for sources; `shared_s`: what all candidates of a reference share."""
+    """The same for sources; `shared_s`: what all of a reference share; `first_steps_s`: the first one's longest steps."""
     for source in sources:
         head = {"candidate": source.name, "form": "source"}
         try:
@@ -121,15 +122,20 @@ def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingP
 
 
 def _sources_judged(source: Source, device: torch.device, profile: TimingProfile, repeats: int) -> Row:
-    took, shared = [], 0.0
+    took: list[float] = []
+    steps: dict[str, float] = {}
+    shared = 0.0
     with PairCourt(PairJob(Settings(), Contract(), device, profile)) as court:
         for _ in range(repeats + 1):
             found = court.judge(source.text("Model"), source.text("ModelNew"))
             if not found.verdict.passed:
                 return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
-            took.append(sum(seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED))
+            own = {step: seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED}
+            took.append(sum(own.values()))
+            steps = steps or own
             shared = max(shared, sum(found.elapsed_s.get(step, 0.0) for step in _SHARED))
-    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared}
+    longest = {step: round(steps[step], 3) for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_TOLD]}
+    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared, "first_steps_s": longest}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

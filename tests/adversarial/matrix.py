@@ -34,7 +34,8 @@ _benches: list[Any] = []  # of this worker process; it ends with it
 def main() -> int:
     """Make what is missing, then tell. 0 when every cheat was caught as expected and no twin refused."""
     options = _options()
-    known = {file.id: file for file in case_files() if _applies(file, options)}
+    number, parts = options.part
+    known = {file.id: file for file in [file for file in case_files() if _applies(file, options)][number - 1 :: parts]}
     lines = list(_lines(options.out))
     done = {(line["case"], line["side"], line["repeat"]) for line in lines}
     sides: tuple[Side, ...] = ("cheat", "honest")
@@ -55,10 +56,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes, each with an oracle and up to two candidates")
     parser.add_argument("--profile", choices=PROFILES, help="default: the first that must catch the case")
     parser.add_argument("--fresh", action="store_true", help="start every process from nothing, in place of forking it")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="N/M", help="every M-th case from the N-th on: for M GPUs")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     options.out.touch()
     return options
+
+
+def _part(text: str) -> tuple[int, int]:
+    try:
+        number, parts = map(int, text.split("/"))
+    except ValueError:
+        number, parts = 0, 0
+    if not 1 <= number <= parts:
+        raise argparse.ArgumentTypeError(f"expected N/M with N from 1 to M, as 2/4; came {text!r}")
+    return number, parts
 
 
 def _applies(file: CaseFile, options: argparse.Namespace) -> bool:

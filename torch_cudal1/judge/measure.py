@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -113,7 +113,7 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     return Measurement(plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started)
 
 
-def _parts(plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool) -> list[Mapping[L2, Batch]]:
+def _parts(plan: TimingPlan, batches: Mapping[L2, Batch], *, first: bool) -> Sequence[Mapping[L2, Batch]]:
     """The batches of a round. Who decides by a margin takes the first round in halves: most decisions are plain after one."""
     if not first or not _by_margin(plan) or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values()):
         return [batches]
