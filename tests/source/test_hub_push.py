@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 import torch_cudal1
 from tests.entries import plant
@@ -114,6 +115,17 @@ def test_what_is_there_already_makes_no_commit(hub: HubServer, tmp_path: Path) -
     first = pushed(tmp_path, ENTRY)
     second = pushed(tmp_path, ENTRY)
     assert (second.commit, second.entries, second.unchanged) == (first.commit, 0, 1)
+
+
+def test_a_server_without_the_librarys_own_storage_is_told_as_such(hub: HubServer, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("hf_xet", reason="the library's own storage protocol is not installed")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)  # as a user's process has it
+    LocalCache(tmp_path).put(ENTRY)
+    opened = source(settings(tmp_path, cache_dir=tmp_path, hub_timeout_s=600.0)).hub
+    answer = push(opened.client, opened.repo, offers_of(take_inventory(LocalCache(tmp_path))), message="test")
+    assert isinstance(answer, Unread)
+    assert "HF_HUB_DISABLE_XET=1" in answer.reason
+    assert len(hub.repositories[REPO].commits) == 1, "nothing was committed"
 
 
 def test_a_push_between_ours_and_its_parent_is_not_lost(hub: HubServer, tmp_path: Path) -> None:

@@ -113,14 +113,13 @@ class Client:
 
         def send(_: float) -> str | Unread:
             added = [CommitOperationAdd(path, data) for path, data in files.items()]
-            done = self.api.create_commit(
-                repo.name,
-                [*added, *(CommitOperationDelete(path) for path in gone)],
-                commit_message=message,
-                revision=repo.revision,
-                parent_commit=parent,
-            )
-            return str(done.oid)
+            removed = [CommitOperationDelete(path) for path in gone]
+            commit = partial(self.api.create_commit, commit_message=message, revision=repo.revision, parent_commit=parent)
+            try:
+                return str(commit(repo.name, [*added, *removed]).oid)
+            except ConnectionError as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
+                hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
+                return Unread("unreachable", f"{repo}: {_first_line(error)}; {hint}")
 
         wait_s = self.timeout_s * _PUSH_PATIENCE + sum(map(len, files.values())) / _RATE_BYTES_S
         return self._patiently(send, str(repo), wait_s, attempts=1)
