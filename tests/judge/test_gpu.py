@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.judge.programs import V, candidate, linear_relu, op
+from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
 from torch_cudal1.kernels import propose
 from torch_cudal1.program.model import Program, TensorSpec
@@ -43,6 +45,16 @@ def test_every_schedule_runs_and_one_wins() -> None:
     assert ranking.best.schedule in schedules
     judgement = judge(replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB)
     assert judgement.verdict.passed, judgement.verdict.failure
+
+
+def test_inductor_races_where_a_model_has_many_kernels() -> None:
+    """With a few of them it compiles in its own process, with many in workers."""
+    blocks = [nn.Sequential(nn.Linear(64 * i, 64 * i + 64), nn.GELU(), nn.LayerNorm(64 * i + 64)) for i in range(1, 13)]
+    with torch.no_grad():
+        (region,) = captured_regions(nn.Sequential(*blocks).cuda().eval(), (torch.randn(32, 64, device="cuda"),))
+    schedules = [name for name in SCHEDULES if "autotune" not in name]
+    ranking = rank_baselines(region, schedules, JOB)
+    assert set(ranking.medians_us) == set(schedules), ranking.failures
 
 
 def test_a_built_kernel_is_judged_with_numbers() -> None:

@@ -44,6 +44,18 @@ f = torch.compile(lambda x: torch.softmax(x * 2 + 1, -1))
 x = torch.randn(64, 1000, device="cuda")
 torch.testing.assert_close(f(x), torch.softmax(x * 2 + 1, -1))
 """
+WORKERS = """
+import torch
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x
+pool = SubprocPool(2)
+try:
+    assert pool.submit(torch.cuda.is_available).result(timeout=100), "a compile worker sees no GPU"
+finally:
+    pool.shutdown()
+"""
 GREEDY = "import torch\nhalf = torch.cuda.mem_get_info()[1] * 95 // 100\ntorch.empty(half, dtype=torch.uint8, device='cuda')"
 
 
@@ -94,3 +106,11 @@ def test_pytorchs_share_of_the_gpu_is_capped_for_strangers() -> None:
             load(child, GREEDY)
         assert caught.value.detector == "resource"
         load(child, WORK)
+
+
+@able
+def test_inductor_s_workers_in_a_child_of_ours_see_the_gpu() -> None:
+    """They ask CUDA in processes of their own, and compile nothing where there is no answer."""
+    with Child(limits_for(Settings(), CUDA), Contract()) as child:
+        assert child.confinement.level == 2, child.confinement.missing
+        load(child, WORKERS)
