@@ -70,18 +70,19 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a picture that stands alone."""
+    """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole picture; "" of nothing."""
     lines = []
     for arm in ARMS.values():
         own = [one for one in results if one["arm"] == arm.name]
-        if not own:
-            continue
         curves = [best_curve(one["held_out"][one["own"]], one["kinds"][kind]) for one in own]
+        if not curves or not all(curves):  # nothing that can be decoded was written there
+            continue
         columns = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
         means, low, high = ([f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max))
         lines.append(plots.Curve(f"{arm.name} {arm.title}"[:44], [float(i + 1) for i in range(len(columns))], means, low, high))
-    ceiling = ceilings(results).get(kind)
-    if ceiling is not None and lines:
+    if not lines:
+        return ""
+    if (ceiling := ceilings(results).get(kind)) is not None:
         ends = [1.0, max(line.x[-1] for line in lines)]
         lines.append(plots.Curve("the best there is", ends, [ceiling, ceiling]))
     label = f"Geometric mean of the best so far, held-out tasks ({kind}), {results[0]['label']}"
@@ -113,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     save(options.out, found(plan, told))
     held_out = any(told["results"][0]["kinds"].get("shape", ()))
-    if options.figure is not None and held_out and plots.available()[0]:
-        options.figure.write_text(figure(told["results"], "shape"), encoding="utf-8")
+    if options.figure is not None and held_out and plots.available()[0] and (drawn := figure(told["results"], "shape")):
+        options.figure.write_text(drawn, encoding="utf-8")
     return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
 
 

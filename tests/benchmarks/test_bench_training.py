@@ -74,6 +74,18 @@ def test_comparisons_arms_stages_and_cheats_are_in_the_file_the_tables_and_the_f
     assert "var(" not in picture.read_text()
 
 
+def test_there_is_no_figure_of_policies_that_wrote_nothing_there(tmp_path: Path) -> None:
+    plan, out = told(tmp_path)
+    data = json.loads(out.read_text())
+    for one in data["results"]:
+        for test in one["held_out"].values():
+            test["task"] |= {"curve": [], "best": {"1": None, "4": None}}
+    out.write_text(json.dumps(data))
+    picture = tmp_path / "best.svg"
+    assert main(["--plan", str(plan), "--told", str(out), "--out", str(tmp_path / "r.json"), "--figure", str(picture)]) == 0
+    assert not picture.exists()
+
+
 def test_missing_runs_are_told_by_the_exit_code_and_nothing_is_made_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

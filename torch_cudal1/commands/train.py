@@ -101,7 +101,8 @@ def _held(config: RunConfig, name: str) -> Any:
 def _demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     folder: Path = args.run_folder
     started = time.monotonic()
-    plan = replace(DEMO if args.plan is None else read_plan(args.plan), landscape=args.landscape or "")
+    plan = DEMO if args.plan is None else read_plan(args.plan)
+    plan = plan if args.landscape is None else replace(plan, landscape=args.landscape)
     with screen.progress() as progress:
         cheats = None
         how = Run(folder, workers=args.workers or min(len(plan.seeds), len(os.sched_getaffinity(0))))
