@@ -246,6 +246,7 @@ class Slow(Scripted):
         ([1.00, 1.001, 1.0, 9.0, 9.0, 9.0, 9.0], 1.05, 3),  # one kernel against itself
         ([64.0, 5.6, 60.0, 62.0, 63.0, 61.0, 62.0], 1.05, 5),  # one pair was disturbed: three do not settle it
         ([2.0, 2.01, 2.0, 2.0, 2.01, 2.0, 2.0], 1.05, 7),  # above the margin, and nobody would measure it again
+        ([3.005] * 7, 1.05, 7),  # a score of 3.00 is no surprise yet
         ([1.04, 1.06, 1.04, 1.06, 1.04, 1.06, 1.05], 1.05, 7),
         ([40.0, 44.0, 42.0, 44.0, 40.0, 42.0, 42.0], None, 7),
     ],

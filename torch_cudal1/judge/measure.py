@@ -156,8 +156,8 @@ def _far(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     if plan.margin is None or not _by_margin(plan) or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values()):
         return False
     found = [summarise(each) for each in pairs.values()]
-    enough = max(plan.margin, SURPRISE)
-    return any(each.high < plan.margin for each in found) or all(each.low > enough for each in found)
+    enough = max(plan.margin, SURPRISE + 0.01)  # a score is rounded down to two decimals before it is a surprise
+    return any(each.high < plan.margin for each in found) or all(each.low >= enough for each in found)
 
 
 def sample_pairs(
