@@ -69,6 +69,29 @@ def test_it_stays_off_until_the_last_thread_has_left():
     assert gc.isenabled()
 
 
+def is_young(thing: object) -> bool:
+    return any(thing is other for generation in (0, 1) for other in gc.get_objects(generation))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_stays_is_old_at_once_and_what_may_be_garbage_is_not(keeps: bool):
+    gc.collect()
+    with collector_paused(keeps=keeps):
+        made: list[object] = []
+    assert is_young(made) is not keeps
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_user_has_frozen_stays_so():
+    gc.freeze()
+    try:
+        with collector_paused(keeps=True):
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
 FORKS = """
 import gc
 import os

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'torch_cudal1' has no attribute {name!r}; it offers {', '.join(__all__)}")
     # No submodule has a public name of its own: importing it would replace the function of that name here.
-    with collector_paused():
+    with collector_paused(keeps=True):
         value = getattr(import_module(f"torch_cudal1.{_HOME[name]}"), name)
     globals()[name] = value
     return value

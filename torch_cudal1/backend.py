@@ -278,7 +278,7 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Exactly what torch.compile does: same function, same options, same caches."""
-    with collector_paused():
+    with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
     return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))

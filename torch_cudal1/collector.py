@@ -24,8 +24,12 @@ _resumes = False  # whether the collector was on when the first of them came
 class collector_paused(ContextDecorator):
     """`with collector_paused():`, or as a decorator: no automatic collection until the last one inside has left.
 
-    A collector that is off already stays off.
+    A collector that is off already stays off. `keeps`: what was made meanwhile stays for good, as modules do, so it is counted as
+    old at once, and not walked through as young. (Never so with what may be garbage: nothing would hurry to collect it.)
     """
+
+    def __init__(self, *, keeps: bool = False) -> None:
+        self._keeps = keeps
 
     def __enter__(self) -> None:
         global _inside, _resumes
@@ -41,6 +45,9 @@ class collector_paused(ContextDecorator):
         with _lock:
             _inside = max(0, _inside - 1)  # a child that was forked inside begins at 0
             if _inside == 0 and _resumes:
+                if self._keeps and not gc.get_freeze_count():  # what a user has frozen stays so
+                    gc.freeze()
+                    gc.unfreeze()  # into the oldest generation, without a walk
                 gc.enable()
 
 

@@ -108,7 +108,7 @@ def _wrapped(program: Program) -> Program:
 
 
 def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
-    with collector_paused():
+    with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx  # seconds to import: only where something is compiled
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
