@@ -124,7 +124,7 @@ def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> N
 def test_times_belong_to_their_side_whoever_leads() -> None:
     pairs = sample_bucket(slow, lambda: None, CPU, Batch("hot", 10, (1, 1)))
     assert all(a > 1_500 for a, _ in pairs)
-    assert sum(b < a for a, b in pairs) >= 9
+    assert sum(b < a for a, b in pairs) >= 6  # a busy machine may stop the idle side too
 
 
 def test_the_last_results_of_the_second_side_are_kept_when_asked_for() -> None:
