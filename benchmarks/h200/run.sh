@@ -3,7 +3,8 @@
 #
 # PLAN is a file of lines, each a lane: a GPU's number (`0`, `1,2` or `all`) and the parts it runs one after another. Lanes run side by
 # side, each with cache folders of its own; a line `--` waits until all above have ended. A part is a file of this folder without its
-# ending, with its arguments after a colon: `0 launcher_overhead models:lstm,unet`. Results and logs go to OUT.
+# ending, with its arguments after a colon: `0 launcher_overhead models:lstm,unet`. plans/ has those for four GPUs. Results and logs
+# go to OUT.
 #
 # Needs Python 3.11+, torch >= 2.11 with CUDA, triton, pytest and a C++ compiler; no network. A set-up that does not work ends it before
 # any GPU time is spent. It changes no setting of the GPU. KERNELBENCH names a checkout of KernelBench where a part wants one; with

@@ -78,3 +78,13 @@ def test_nothing_is_run_where_the_set_up_does_not_work(checkout: Path) -> None:
 @pytest.mark.parametrize("part", sorted(path.name for path in PARTS.glob("*.sh")))
 def test_every_part_is_read_by_bash(part: str) -> None:
     assert subprocess.run(["bash", "-n", str(PARTS / part)], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("plan", sorted(PARTS.glob("plans/*.plan")), ids=lambda path: path.stem)
+def test_plans_name_parts_that_are_there(plan: Path) -> None:
+    lanes = [line.split() for line in plan.read_text().splitlines() if line and not line.startswith("#") and line != "--"]
+    assert lanes
+    for gpu, *parts in lanes:
+        assert gpu == "all" or set(gpu.split(",")) <= set("0123")
+        assert parts
+        assert all((PARTS / f"{part.split(':')[0]}.sh").is_file() for part in parts), plan

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# 240 s, at most 400; no GPU, 24 cores: every hacking case that needs no GPU and its honest twin, 20 times each.
+# Arguments: repeats and processes (20,24). Lines that are in the results file are not made again.
+set -uo pipefail
+IFS=, read -r repeats jobs <<<"${1:-20,24}"
+CUDA_VISIBLE_DEVICES='' timeout -k 10 390 "${PYTHON:-python3}" -m tests.adversarial.matrix --device cpu --jobs "${jobs:-24}" \
+    --repeats "$repeats" --out "$OUT/cpu-repeats.jsonl" >"$OUT/matrix_cpu.txt" 2>&1
+code=$?
+grep -v '^[0-9]*/[0-9]* ' "$OUT/matrix_cpu.txt" | tail -30 | cut -c1-300
+exit $code
