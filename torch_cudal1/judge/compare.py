@@ -111,7 +111,12 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
         return left is right
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    return torch.equal(left.contiguous().reshape(-1).view(torch.uint8), right.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(_bytes(left), _bytes(right))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A single element may have any stride and count as contiguous, but not as bytes."""
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def same_masks(candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None) -> Comparison:

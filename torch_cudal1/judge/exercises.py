@@ -19,6 +19,7 @@ import torch
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.channel import load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
+from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.modules import ModuleRunner
 from torch_cudal1.judge.properties import describe
 
@@ -133,7 +134,7 @@ def _called_alone(run: Callable[..., Outputs], inputs: Sequence[torch.Tensor], c
             outputs = run(inputs)
         if stream is not None:
             stream.synchronize()
-        if len(different) < 8 and not any(all(map(_equal, outputs, known)) for known in different):
+        if len(different) < 8 and not any(all(map(same_bits, outputs, known)) for known in different):
             different.append([None if out is None else out.clone() for out in outputs])
     return different
 
@@ -275,14 +276,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return _flat(tensor.detach()).clone().as_strided(tensor.shape, tensor.stride())
-
-
-def _equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    return torch.equal(left.contiguous().reshape(-1).view(torch.uint8), right.contiguous().reshape(-1).view(torch.uint8))
 
 
 VERBS: dict[str, Callable[[Session, Request], Answer]] = {
