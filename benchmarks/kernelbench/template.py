@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from benchmarks.kernelbench.processes import die_with_parent
+from torch_cudal1.judge.forking import reap
 
 __all__ = ["Forked", "NoTemplate", "Template"]
 
@@ -132,7 +133,7 @@ def _serve(channel: socket.socket, device: str) -> None:
         elif request["verb"] == "start":
             answer = {"pid": _fork(channel, Path(request["spec"]), *fds)}
         else:
-            _reap(statuses)
+            reap(statuses)
             answer = {"status": statuses.pop(int(request["pid"]), None)}
         channel.send(json.dumps(answer).encode())
 
@@ -196,17 +197,6 @@ def _become(spec: Path, line: int, log: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _reap(statuses: dict[int, int]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        statuses[pid] = os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from torch_cudal1.confine.plan import Plan
 from torch_cudal1.judge import worker
 from torch_cudal1.settings import replace_environment
 
+__all__ = ["reap"]
+
 MOST_BYTES = 1 << 20
 
 
@@ -42,12 +44,13 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
                 os.close(fd)
             answer = {"pid": pid}
         else:
-            _reap(statuses)
+            reap(statuses)
             answer = {"status": statuses.pop(int(request["pid"]), None), "nursery": os.getpid()}
         channel.send(json.dumps(answer).encode())
 
 
-def _reap(statuses: dict[int, int]) -> None:
+def reap(statuses: dict[int, int]) -> None:
+    """Collect the forked processes that have ended: their exit statuses by pid, negative for a signal."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
