@@ -13,7 +13,10 @@ __all__ = ["assert_same", "bits", "drawn", "outcome"]
 
 
 def drawn(program: Program, device: torch.device, whole: int) -> list[torch.Tensor]:
-    """Tensors of the Program's specs: normal values, integers below `whole` (they may be indices), truth at random."""
+    """Tensors of the Program's specs: numbers in [0, 1), integers below `whole` (they may be indices), truth at random.
+
+    Some of PyTorch's kernels take probabilities only, and one that meets anything else on a GPU ends the process's use of it.
+    """
     return [_tensor(spec, torch.device(spec.device) if spec.device == "cpu" else device, whole) for spec in program.inputs]
 
 
@@ -21,7 +24,7 @@ def _tensor(spec: TensorSpec, device: torch.device, whole: int) -> torch.Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) if spec.numel else 0
     dtype = spec.torch_dtype
     if dtype.is_floating_point or dtype.is_complex:
-        flat = torch.randn(extent, dtype=dtype if dtype.is_complex else torch.float32).to(dtype)
+        flat = torch.rand(extent, dtype=dtype if dtype.is_complex else torch.float32).to(dtype)
     else:
         flat = torch.randint(whole, (extent,)).to(dtype)
     return flat.to(device).as_strided(spec.shape, spec.strides)
