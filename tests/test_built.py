@@ -17,6 +17,7 @@ from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.records import Candidate, Miss, Region, Rejected, Target
 from torch_cudal1.settings import Settings
+from torch_cudal1.source import built_files
 
 ONE, OTHER = (Proposal("norm", {"rows": rows}) for rows in (1, 2))
 
@@ -74,7 +75,7 @@ def test_another_architecture_template_or_island_is_another_kernel(
     assert isinstance(built.kept(tmp_path, region.program, ONE, 90), Candidate)
     assert isinstance(built.kept(tmp_path, region.program, ONE, 80), Miss)
     assert isinstance(built.kept(tmp_path, replace(region.program, outputs=()), ONE, 90), Miss)
-    monkeypatch.setattr(built, "_sources", lambda: "templates of tomorrow")
+    monkeypatch.setattr(built_files, "versions_name", lambda: "templates of tomorrow")
     assert isinstance(built.kept(tmp_path, region.program, ONE, 90), Miss)
 
 

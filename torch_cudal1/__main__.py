@@ -163,7 +163,11 @@ def _purge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything (needs --yes)")
     parser.add_argument("--broken", action="store_true", help="only entries that cannot be read")
     parser.add_argument("--quarantined", action="store_true", help="no entries: only let quarantined ones (of KEY) run again")
-    parser.add_argument("--unused", action="store_true", help="only old folders: replaced imports, Hub commits without a pin")
+    parser.add_argument(
+        "--unused",
+        action="store_true",
+        help="only old folders: replaced imports, Hub commits without a pin, other versions' kernels",
+    )
     sure = parser.add_mutually_exclusive_group()
     sure.add_argument("--yes", action="store_true", help="do it; without this, only say what would go")
     sure.add_argument("--dry-run", action="store_true", help="only say what would go, as without --yes")

@@ -1,30 +1,26 @@
 """Kernels compiled before, found again by what they were compiled from: a compiler's work is kept like a search's decisions.
 
-    <cache>/built/<key[:2]>/<key>.safetensors    the Program of a proposal
-    <cache>/built/<key[:2]>/<key>.json           why a proposal does not compile
-
-The key is of the island's Program, the proposal, the architecture, and the versions and sources of what compiles. Nothing in there
-was run: what is found is checked and timed like what was compiled now. Only the user's own cache is asked, as whoever may write it
-is trusted.
+The key is of the island's Program, the proposal and the architecture, in the folder of the versions and sources of what compiles.
+Nothing in there was run: what is found is checked and timed like what was compiled now. Only the user's own cache is asked, as
+whoever may write it is trusted. What `purge` deletes meanwhile is compiled again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_cudal1 import judge, kernels, observe
+from torch_cudal1 import judge, observe
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.machine import triton_version
 from torch_cudal1.place import Place
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Contract, Entry, Miss, Region, Rejected, Target
+from torch_cudal1.source.built_files import built_path
 from torch_cudal1.source.entry_file import decode_entry, digest_of, encode_entry
 from torch_cudal1.source.store import read_file, write_file
 from torch_cudal1.version import __version__
@@ -78,15 +74,4 @@ def keep(root: Path, program: Program, proposal: Proposal, sm: int, answer: Cand
 
 
 def _path(root: Path, program: Program, proposal: Proposal, sm: int) -> Path:
-    versions = [__version__, torch.__version__, triton_version(), _sources()]
-    key = digest_of([program.digest, proposal.to_json(), sm, versions])
-    return root / "built" / key[:2] / f"{key}.safetensors"
-
-
-@cache
-def _sources() -> str:
-    """Digest of the templates: who works on them must not meet the kernels of yesterday."""
-    found = hashlib.sha256()
-    for path in sorted(Path(kernels.__file__).parent.glob("*.[pc][yu]")):
-        found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()
+    return built_path(root, digest_of([program.digest, proposal.to_json(), sm]))

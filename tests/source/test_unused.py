@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,14 @@ from tests.signing import make_signer
 from tests.source.bundles import KEY, bundle_of, filled
 from tests.source.conftest import HERE, make_entry
 from torch_cudal1.__main__ import main
+from torch_cudal1.commands.doctor import _cache
+from torch_cudal1.records import Miss
+from torch_cudal1.source.built_files import Kept, built_home, built_path, kept_under, versions_name
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.imported import import_bundle, imported_bundles
-from torch_cudal1.source.unused import unused
+from torch_cudal1.source.store import NotStored, Stored, read_file, write_file
+from torch_cudal1.source.unused import compiled, remove, unused
+from torch_cudal1.view import text
 
 COMMITS = {name: name * 40 for name in "abc"}
 
@@ -121,7 +128,7 @@ def test_what_a_pull_is_just_filling_stays(mirror: Path, tmp_path: Path, capsys:
     with open(mirror / "pull.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
-    assert "somebody is at work there" in capsys.readouterr().err
+    assert "somebody may be at work there" in capsys.readouterr().err
     assert (mirror / COMMITS["b"]).is_dir()
 
 
@@ -161,3 +168,108 @@ def test_a_folder_that_cannot_be_deleted_is_told(
 def test_nothing_beside_it_may_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["purge", "--unused", KEY, "--cache-dir", str(tmp_path)]) == 2
     assert "nothing beside it" in capsys.readouterr().err
+
+
+# Compiled kernels ---------------------------------------------------------------------------------------------------------------
+
+FILES = ("ab/abcd.safetensors", "ab/abce.json")
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    """A cache's compiled kernels: of the versions here, of others, and some left by a purge that was killed."""
+    home = built_home(tmp_path / "cache")
+    for name in (versions_name(), "0.1.0-torch2.0-triton2.0-0123", ".purged-0.0.9"):
+        for file in FILES:
+            (home / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / name / file).write_bytes(name.encode())
+    return home
+
+
+def left_in(home: Path) -> set[str]:
+    return {path.name for path in home.iterdir() if path.is_dir()}
+
+
+def test_kernels_of_other_versions_go_and_those_that_a_search_here_takes_stay(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["purge", "--unused", "--cache-dir", str(tmp_path / "cache"), "--json"]
+    assert main(command) == 0
+    assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
+    assert len(left_in(kernels)) == 3
+    assert main([*command, "--yes"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(".purged-0.0.9")
+    assert left_in(kernels) == {versions_name()}
+    assert main([*command, "--yes"]) == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == []
+
+
+def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(kernels: Path, tmp_path: Path) -> None:
+    cache = LocalCache(tmp_path / "cache")
+    cache.put(make_entry())
+    for some in (["--broken"], [KEY]):
+        assert main(["purge", *some, "--yes", "--cache-dir", str(cache.root)]) == 0
+        assert len(left_in(kernels)) == 3
+    assert main(["purge", "--cache-dir", str(cache.root)]) == 0
+    assert len(left_in(kernels)) == 3
+    assert main(["purge", "--yes", "--cache-dir", str(cache.root)]) == 0
+    assert left_in(kernels) == set()
+
+
+def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, to: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(["purge", "--yes", "--cache-dir", str(tmp_path / "cache"), "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.err.count("stays: OSError: [Errno 30]") == 3
+    assert json.loads(told.out)["deleted"] == []
+    assert len(left_in(kernels)) == 3
+
+
+def test_kernels_that_another_purge_is_at_stay(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(kernels / ".purge.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert capsys.readouterr().err.count(" stays: somebody may be at work there: ") == 2
+    assert len(left_in(kernels)) == 3
+
+
+def test_two_purges_at_once_are_both_right(kernels: Path, tmp_path: Path) -> None:
+    found = list(compiled(tmp_path / "cache"))
+    assert [remove(one) for one in found] == [""] * 3
+    assert [remove(one) for one in found] == [""] * 3, "the other one was first"
+
+
+def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) -> None:
+    cache, data = tmp_path / "cache", b"machine code" * 500
+    paths = [built_path(cache, f"{number:064x}") for number in range(200)]
+
+    def search() -> list[Stored | NotStored | bytes | Miss]:
+        return [answer for path in paths for answer in (write_file(path, data), read_file(path, 1 << 20))]
+
+    with ThreadPoolExecutor() as pool:
+        work, purged = pool.submit(search), 0
+        while not work.done():
+            purged += sum(remove(one) == "" for one in compiled(cache))
+    answers = work.result()
+    assert purged > 1
+    assert {type(one) for one in answers[0::2]} <= {Stored, NotStored}, "a purge after each step may refuse a writer, not stop it"
+    assert [one for one in answers[1::2] if one not in (data, Miss("absent"))] == [], "no half file"
+    assert [one for one in search() if isinstance(one, (NotStored, Miss))] == [], "what was purged is kept again"
+    assert kept_under(cache) == Kept(len(paths), len(paths) * len(data))
+    assert left_in(built_home(cache)) == {versions_name()}
+
+
+def test_list_and_doctor_say_how_much_the_kernels_take(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCache(tmp_path / "cache").put(make_entry())
+    assert main(["list", "--json", "--cache-dir", str(tmp_path / "cache")]) == 0
+    size = sum(path.stat().st_size for path in kernels.rglob("*") if path.is_file())
+    assert json.loads(capsys.readouterr().out)["compiled"] == {"count": 6, "size_bytes": size}
+    told = _cache(tmp_path / "cache").what
+    assert "cache: 1 entry, " in told
+    assert f"; 6 compiled kernels kept for later searches, {text.size(size)}" in told

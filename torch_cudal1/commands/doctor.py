@@ -30,6 +30,8 @@ from torch_cudal1.judge.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, ch
 from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.machine import target_for, triton_version
 from torch_cudal1.settings import PREFIX, Settings
+from torch_cudal1.source.built_files import built_home, kept_under
+from torch_cudal1.source.store import files_under, size_of
 from torch_cudal1.source.trust_lists import BadList, read_publishers, read_revocations
 from torch_cudal1.version import __version__
 from torch_cudal1.view import text
@@ -154,9 +156,12 @@ def _nvcc() -> Finding:
 
 
 def _cache(folder: Path) -> Finding:
-    entries = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else []
-    used = sum(path.stat().st_size for path in entries)
-    what = f"{folder}: {text.counted(len(entries), 'entry', 'entries')}, {text.size(used)}"
+    kernels = built_home(folder)
+    entries = [path for path in files_under(folder, ".safetensors") if kernels not in path.parents]
+    compiled = kept_under(folder)
+    what = f"{folder}: {text.counted(len(entries), 'entry', 'entries')}, {text.size(sum(map(size_of, entries)))}"
+    if compiled.count:
+        what += f"; {text.counted(compiled.count, 'compiled kernel')} kept for later searches, {text.size(compiled.size_bytes)}"
     try:
         nearest = next(p for p in (folder, *folder.parents) if p.exists())
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".cudal1-probe-"):

@@ -15,10 +15,11 @@ from torch_cudal1.errors import SettingError
 from torch_cudal1.place import cache_for
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
+from torch_cudal1.source.built_files import kept_under
 from torch_cudal1.source.cache import Broken, Found, LocalCache
 from torch_cudal1.source.quarantine import Quarantined, lift, records
 from torch_cudal1.source.trust import Refused, Vouched
-from torch_cudal1.source.unused import remove, unused
+from torch_cudal1.source.unused import Unused, compiled, remove, unused
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
@@ -47,7 +48,11 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     if rows:
         screen.table(("key", "region", "judged on", "runs", "at least", "precision", "vouched by", "size", "made"), rows)
     screen.line(f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
-    screen.json({"cache_dir": settings.cache_dir, "entries": [_brief(f, held) for f in whole], "broken": _broken_json(found)})
+    kernels = kept_under(settings.cache_dir)
+    if kernels.count:
+        screen.line(f"{text.counted(kernels.count, 'compiled kernel')} kept for later searches: {text.size(kernels.size_bytes)}")
+    told = {"cache_dir": settings.cache_dir, "entries": [_brief(f, held) for f in whole], "broken": _broken_json(found)}
+    screen.json(told | {"compiled": kernels})
     return 0
 
 
@@ -103,8 +108,8 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Delete the entries named, the broken ones, or all, each with what held its candidates in quarantine.
 
-    With --quarantined only the latter: the entries may run again. With --unused only old imports and commits of the Hub. Without
-    --yes it says what would go. Exit code 1 if a file stayed.
+    All means kernels kept for later searches too. With --quarantined only the quarantine goes: the entries may run again. With
+    --unused only folders that nothing leads to. Without --yes it says what would go. Exit code 1 if a file or a folder stayed.
     """
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
@@ -118,12 +123,14 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     def named(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
 
+    folders = list(compiled(cache.root)) if everything else []
     if not args.yes:
         found = list(cache.entries())
-        doomed = [f for f in found if everything or isinstance(f, Broken) or named(f.entry)]
-        screen.line("\n".join(str(f.path) for f in doomed))
+        doomed = [f.path for f in found if everything or isinstance(f, Broken) or named(f.entry)]
+        screen.line("\n".join(map(str, doomed)))
         screen.line(f"{text.counted(len(doomed), 'file')} would be deleted (broken ones always are); add --yes to do it")
-        screen.json({"would_delete": [f.path for f in doomed], "deleted": []})
+        _remove_folders(folders, False, screen)
+        screen.json({"would_delete": [*doomed, *(one.path for one in folders)], "deleted": []})
         return 0
     done = cache.purge(None if everything else named)
     lift(cache.root, lambda record: everything or (bool(starts) and record.region_key.startswith(starts)))
@@ -133,8 +140,10 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         f"deleted from {cache.root}: {text.counted(len(done.entries), 'entry', 'entries')}, "
         f"{text.counted(len(done.aliases), 'alias', 'aliases')}, {text.counted(len(done.leftovers), 'leftover')}"
     )
-    screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers]})
-    return 1 if done.failed else 0
+    gone = _remove_folders(folders, True, screen)
+    paths = [one.path for one in gone]
+    screen.json({"would_delete": [], "deleted": [*done.entries, *done.aliases, *done.leftovers, *paths]})
+    return 1 if done.failed or len(gone) < len(folders) else 0
 
 
 def _demand_known(cache: LocalCache, starts: Sequence[str]) -> None:
@@ -183,19 +192,26 @@ def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) 
     """Delete folders that nothing leads to any more; what was freed is told. Exit code 1 if one stayed."""
     if args.key or args.broken:
         raise SettingError("--unused", " ".join(args.key) or "--broken", "nothing beside it: it deletes whole folders, no entries")
-    found, failed = list(unused(settings.cache_dir, settings.hub)), {}
-    for one in found:
-        screen.line(f"{one.path}: {one.why} ({text.size(one.size_bytes)})")
-        if args.yes and (reason := remove(one)):
-            failed[one.path] = reason
-            screen.problem(f"{one.path} stays: {reason}")
-    gone = [one for one in found if one.path not in failed]
+    found = list(unused(settings.cache_dir, settings.hub))
+    gone = _remove_folders(found, args.yes, screen)
     told = f"{text.counted(len(gone), 'folder')} with {text.size(sum(one.size_bytes for one in gone))}"
     screen.line(f"{told} {'freed' if args.yes else 'would be freed; add --yes to do it'}")
     paths = [one.path for one in gone]
     freed = sum(one.size_bytes for one in gone) if args.yes else 0
     screen.json({"would_delete": [] if args.yes else paths, "deleted": paths if args.yes else [], "freed_bytes": freed})
-    return 1 if failed else 0
+    return 1 if len(gone) < len(found) else 0
+
+
+def _remove_folders(found: Sequence[Unused], sure: bool, screen: Screen) -> list[Unused]:
+    """Name each folder and, if `sure`, delete it; those that went, or would go."""
+    gone = []
+    for one in found:
+        screen.line(f"{one.path}: {one.why} ({text.size(one.size_bytes)})")
+        if sure and (reason := remove(one)):
+            screen.problem(f"{one.path} stays: {reason}")
+        else:
+            gone.append(one)
+    return gone
 
 
 def _held(settings: Settings) -> tuple[Quarantined, ...]:

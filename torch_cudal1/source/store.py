@@ -26,7 +26,7 @@ from filelock import BaseFileLock, FileLock
 
 from torch_cudal1.records import Miss
 
-__all__ = ["LockState", "NotStored", "Stored", "files_under", "hold", "read_file", "remove_leftovers", "write_file"]
+__all__ = ["LockState", "NotStored", "Stored", "files_under", "hold", "read_file", "remove_leftovers", "size_of", "write_file"]
 
 _WRITE_LOCK_S = 30.0  # a writer holds it for milliseconds; longer means a frozen process or a sick file system
 _TEMPORARY = ".tmp"
@@ -102,6 +102,14 @@ def files_under(root: Path, suffix: str) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
         subfolders.sort()
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, 0 for one that is gone: others may be deleting what is being counted."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def remove_leftovers(root: Path) -> tuple[Path, ...]:

@@ -1,11 +1,13 @@
-"""Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub commits that no pin names.
+"""Folders of a cache that nothing leads to any more: imported bundles that later ones replace, Hub commits that no pin names, and
+kernels compiled by other versions than those installed here.
 
 An import is replaced when later ones have each of its files: at the same place, made for the same device and versions, and signed
 by at least the same keys. A commit is kept while a pin of its repository names it, while it is the setting `hub` itself, and while
-a pin there cannot be read. Who gives a commit as the revision in another process makes no pin: that is not known here.
+a pin there cannot be read. Who gives a commit as the revision in another process makes no pin: that is not known here. Nor is an
+installation of other versions that shares the cache: it compiles its kernels again.
 
 Nothing is deleted but whole folders of ours, each by a rename first: a process that is killed meanwhile leaves a name that the next
-purge removes. A process that runs keeps what it has loaded.
+purge removes. A process that runs keeps what it has loaded; one that is just writing makes the folder anew.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from pathlib import Path
 
 from torch_cudal1.records import Entry, Miss
 from torch_cudal1.source.alias_file import open_alias
+from torch_cudal1.source.built_files import built_home, versions_name
 from torch_cudal1.source.entry_file import open_entry
 from torch_cudal1.source.hub_layout import PULL_LOCK
 from torch_cudal1.source.imported import IMPORT_LOCK, imported_bundles, left_behind
 from torch_cudal1.source.inventory import held_in
-from torch_cudal1.source.store import files_under, hold, read_file
+from torch_cudal1.source.store import files_under, hold, read_file, size_of
 
-__all__ = ["Unused", "remove", "unused"]
+__all__ = ["Unused", "compiled", "remove", "unused"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LEAVING = ".purged-"
+_PURGE_LOCK = ".purge.lock"
 _LIMIT_BYTES = 4 << 30
 _PIN_LIMIT_BYTES = 1 << 16
 _Facts = tuple[str, str, frozenset[str]]  # a file's place, what it is made for, who signed it
@@ -50,17 +54,29 @@ def unused(cache_dir: Path, hub: str = "") -> Iterator[Unused]:
     """Every such folder of the cache; `hub` is the setting of that name."""
     yield from _imports(cache_dir)
     yield from _commits(cache_dir / "hub", hub)
+    yield from (one for one in compiled(cache_dir) if one.path.name != versions_name())
+
+
+def compiled(cache_dir: Path) -> Iterator[Unused]:
+    """Every folder of compiled kernels, of the versions installed here too."""
+    home = built_home(cache_dir)
+    left = _leaving(home)
+    for folder in (*left, *(one for one in _subfolders(home) if one not in left)):
+        why = "kernels compiled here" if folder.name == versions_name() else "kernels that other versions compiled"
+        yield Unused(folder, "a purge was killed" if folder in left else why, _size(folder), home / _PURGE_LOCK)
 
 
 def remove(found: Unused) -> str:
     """Delete the folder; why it stays, "" if it is gone."""
     with hold(found.lock, 1.0) as state:
         if not state.held:
-            return f"somebody is at work there ({state.reason})"
+            return f"somebody may be at work there: {found.lock} cannot be held ({state.reason})"
         leaving = found.path.with_name(_LEAVING + found.path.name.removeprefix(_LEAVING))
         try:
             os.replace(found.path, leaving)
             shutil.rmtree(leaving)
+        except FileNotFoundError:  # another purge was first
+            return ""
         except OSError as error:
             return f"{type(error).__name__}: {error}"
     return ""
@@ -134,4 +150,4 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in files_under(folder, ""))
+    return sum(map(size_of, files_under(folder, "")))
