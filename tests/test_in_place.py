@@ -13,7 +13,7 @@ from torch import nn
 from tests.entries import entry_for, same
 from torch_cudal1 import in_place, observe
 from torch_cudal1.backend import cudal1
-from torch_cudal1.in_place import Graph, better
+from torch_cudal1.in_place import Graph, better, faster_step
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.records import Candidate
@@ -163,3 +163,139 @@ def test_outside_a_search_the_backend_compiles_nothing_to_compare(decided: Setti
         found = answers(nn.Linear(4, 4), X, decided)
     assert "judge.in_place" not in found
     assert (runs.inference, found.get("compiled", 0)) == (1, 0)
+
+
+# --- a training step
+
+
+def step_of(net: nn.Module, *inputs: torch.Tensor) -> list[Any]:
+    """The flat inputs of a functional form of `net`: its parameters, its buffers, the inputs."""
+    return [*net.parameters(), *net.buffers(), *inputs]
+
+
+def functional(net: nn.Module) -> Callable[..., Any]:
+    names = [name for name, _ in (*net.named_parameters(), *net.named_buffers())]
+
+    def call(*flat: Any) -> Any:
+        state = dict(zip(names, flat, strict=False))
+        return (torch.func.functional_call(net, state, flat[len(names) :]),)
+
+    return call
+
+
+def trained(net: nn.Module, inputs: list[Any]) -> Graph:
+    call = functional(net)
+    return Graph(inputs, CPU, lambda: call, pure=False, raced=False)
+
+
+def test_a_step_on_trial_leaves_nothing_behind(measured: Any) -> None:
+    measured(1.5)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    inputs, heard = step_of(net, torch.randn(8, 4, requires_grad=True)), []
+    for leaf in inputs:
+        if leaf.requires_grad:
+            leaf.register_hook(heard.append)
+    before = [leaf.detach().clone() for leaf in inputs]
+    runs, call = faster_step(trained(net, inputs), functional(net), frozenset({4, 5, 6}))
+    assert all(torch.equal(leaf, value) for leaf, value in zip(inputs, before, strict=True))
+    assert all(leaf.grad is None for leaf in inputs)
+    assert not heard
+    call(*inputs)[0].sum().backward()
+    assert runs == "ours"
+    assert not torch.equal(inputs[4], before[4])  # a call that is no trial moves the statistics, and is heard
+    assert len(heard) == 5
+
+
+def test_random_generators_are_as_before_a_step_on_trial(measured: Any) -> None:
+    measured(1.5)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    state = torch.get_rng_state()
+    faster_step(trained(net, step_of(net, X)), functional(net), frozenset())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("speedup", "floor", "runs"), [(1.01, 1.02, "inductor"), (1.1, 1.02, "ours"), (1.01, 1.0, "ours")])
+def test_eager_needs_more_than_noise_and_ours_does_not(speedup: float, floor: float, runs: str, measured: Any) -> None:
+    measured(speedup)
+    net = nn.Linear(4, 4)
+    assert faster_step(trained(net, step_of(net, X)), functional(net), frozenset(), floor=floor)[0] == runs
+
+
+class Marked(torch.Tensor):
+    """A tensor subclass, which may do anything."""
+
+
+def fails(*_: Any) -> Any:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("given", "call", "reason"),
+    [(torch.randn(2, 4).as_subclass(Marked), None, "got Marked"), (X, fails, "RuntimeError: out of memory")],
+)
+def test_where_no_step_can_be_made_inductor_runs_and_the_reason_is_told(given: Any, call: Any, reason: str) -> None:
+    net = nn.Linear(4, 4)
+    assert faster_step(trained(net, step_of(net, given)), call or functional(net), frozenset())[0] == "inductor"
+    (event,) = observe.report().events
+    assert reason in event.facts["reason"]
+
+
+def test_a_step_that_takes_the_budget_alone_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "_BUDGET_S", 0.0)
+    net = nn.Linear(4, 4)
+    assert faster_step(trained(net, step_of(net, X)), functional(net), frozenset())[0] == "inductor"
+    (event,) = observe.report().events
+    assert "one step takes more than" in event.facts["reason"]
+
+
+@pytest.fixture
+def unraced(decided: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Nothing of ours was found for any graph, and no baseline was raced: Inductor it is."""
+
+    def choose(region: Any, place: Any, **_: Any) -> Choice:
+        candidate = Candidate(region.program, "inductor", "baseline")
+        entry = entry_for(region, candidate, place.settings)
+        entry.evidence.update(baselines_us={})
+        return Choice(region, candidate, entry, "test")
+
+    monkeypatch.setattr("torch_cudal1.pipeline.choose", choose)
+    return decided
+
+
+@pytest.mark.parametrize(("speedup", "compiled"), [(1.5, None), (1.01, 1)])
+def test_eager_takes_a_training_graph_that_it_runs_faster_also_in_the_next_process(
+    speedup: float, compiled: int | None, unraced: Settings, measured: Any
+) -> None:
+    called = measured(speedup)
+    net, x = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), torch.randn(3, 2, 4)
+    first = answers(net, x, unraced, on_miss="tune")
+    assert (first["judge.in_place"], first["compiled"]) == (1, 1)
+    assert [len(gradients) for gradients in called] == [4, 4]
+    again = answers(net, x, unraced)
+    assert (again.get("judge.in_place"), again.get("compiled"), again["graphs_remembered"]) == (None, compiled, 1)
+
+
+def test_graphs_that_pytorch_would_record_are_not_called_on_copies(unraced: Settings, measured: Any) -> None:
+    called = measured(1.5)
+    net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
+    answers(net, torch.randn(3, 2, 4), unraced, on_miss="tune", **{"triton.cudagraphs": True})
+    assert not called
+
+
+@pytest.mark.usefixtures("unraced")
+def test_a_backward_that_is_compiled_late_may_be_compiled_on_trial(
+    decided: Settings, measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with PyTorch's caches off; inside a frame's compilation its counters are set already."""
+
+    def late(gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None) -> Any:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(gm, inputs)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", late)
+    called = measured(1.0)
+    net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
+    assert answers(net, torch.randn(3, 2, 4), decided, on_miss="tune")["judge.in_place"] == 1
+    assert [len(gradients) for gradients in called] == [4, 4]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -155,19 +156,47 @@ def _decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dic
         return _without_trace(gm, runs, inductor, place) or _own_path(traced, lowered, choices, place, options)
 
     asked, call = runs, None
-    if runs != "inductor" and place.settings.on_miss == "tune" and not _won_before(name, choices, place):
-        from torch_cudal1.in_place import Graph, better  # only a search measures
-
-        won, call = better(
-            Graph(inputs, place.device, lambda: _inductor(gm, inputs, options), traced.is_pure, _raced(choices)), own
-        )
-        runs = runs if won == "ours" else "inductor"
+    if place.settings.on_miss == "tune" and not _won_before(name, choices, place):  # only a search measures
+        runs, call = _in_place(gm, inputs, place, options, traced, (runs, own), raced=_raced(choices))
     if name and (asked != "swaps" or call is not None):
         known = {"runs": runs, "regions": [item.region.key for item in lowered], "candidates": _digests(choices)}
         place.cache.put_alias(name, known, place.target, place.contract)
     if call is None and runs != "inductor":
         call = own(lambda: _inductor(gm, inputs, options))
     return call, Told(runs, entries=entries if runs == "swaps" else ())
+
+
+def _in_place(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    place: Any,
+    options: dict[str, Any],
+    traced: Any,
+    chosen: tuple[str, Callable[[Callable[[], Callable[..., Any]]], Callable[..., Any]]],
+    *,
+    raced: bool,
+) -> tuple[str, Callable[..., Any] | None]:
+    """What runs after a measurement here, and its callable (None: not made yet): what was chosen, Inductor or, in training, eager.
+
+    A graph in which PyTorch itself records CUDA graphs is not called on copies: it would be recorded at their addresses.
+    """
+    from torch_cudal1.in_place import Graph, better, faster_step
+
+    runs, own = chosen
+    graph = Graph(inputs, place.device, cache(lambda: _inductor(gm, inputs, options)), traced.is_pure, raced)
+    trains = any(part.kind == "backward" for part in traced.graphs)
+    written = traced.written if trains and not options.get("triton.cudagraphs") else None
+    if runs != "inductor":
+        won, call = better(graph, own) if written is None else faster_step(graph, own(graph.inductor), written)
+        if won == "ours":
+            return runs, call
+        runs = "inductor"
+        if written is None:
+            return runs, call
+    if written is None:
+        return runs, None
+    won, call = faster_step(graph, gm.forward, written, floor=_MORE_THAN_NOISE)
+    return "eager" if won == "ours" else runs, call
 
 
 def _remembered(

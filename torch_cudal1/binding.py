@@ -35,6 +35,7 @@ from torch_cudal1.ranks import Apart, Told, agreed, choices_from
 from torch_cudal1.records import NOT_EAGERS, Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
+from torch_cudal1.trial_step import copy_of, gradients
 
 __all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
 
@@ -312,7 +313,7 @@ class _Trial:
 
         Only what is written is put back: writing anything else would count as a change to a graph that waits for its backward.
         """
-        tensors = [_copy_of(t) if number in self.written else t for number, t in enumerate(self.flat.tensors)]
+        tensors = [copy_of(t) if number in self.written else t for number, t in enumerate(self.flat.tensors)]
         state = {
             **dict(self.flat.named_parameters(remove_duplicate=False)),
             **dict(self.flat.named_buffers(remove_duplicate=False)),
@@ -338,12 +339,7 @@ class _Trial:
         leaves = (*self.flat.parameters(), *pytree.tree_leaves((args, kwargs)))
         wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
-        def step() -> Any:  # a loss over every differentiable output; gradients are returned, never accumulated into the user's
-            outputs = [leaf for leaf in pytree.tree_leaves(call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
-            losses = [output.abs().float().sum() for output in outputs if output.requires_grad]
-            return torch.autograd.grad(torch.stack(losses).sum(), wanted, allow_unused=True)
-
-        return step
+        return lambda: gradients(call(*args, **kwargs), wanted)
 
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
@@ -382,9 +378,3 @@ def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Ch
     decided = {"winner": winner, "note": note, "candidates": [choice.candidate.digest for choice in choices]}
     place.cache.put_alias(end_to_end_name(choices), decided, place.target, place.contract)
     return _Settled(winner, note, contenders.get(winner))
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the same shape, strides and need of a gradient."""
-    fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return fresh.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -7,6 +7,7 @@ filled in. It chooses nothing.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from torch_cudal1.records import Kind
 __all__ = ["CapturedGraph", "Traced", "is_dynamic", "lifted_parameters", "trace"]
 
 _FRESH = (OutputType.non_alias, OutputType.unsafe_view_alias)  # outputs that share memory with nothing the user has
+_PLAIN = frozenset({"aten", "prims", "cudal1"})  # namespaces of operators that compute and do nothing else
 _GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]  # the result takes one sequence of inputs
 
 
@@ -96,6 +98,27 @@ class Traced:
         aliased = notes is None or notes.num_outputs_aliased or notes.num_mutated_inp_runtime_indices
         alone = len(self.graphs) == 1 and graph.kind == "inference" and not graph.writes and not aliased
         return alone and not _shared_outputs(graph.module)
+
+    @property
+    def written(self) -> frozenset[int] | None:
+        """Positions of the inputs that `call` writes to; None where it may do more than that: by an operator that is not
+        PyTorch's own, a graph inside the graph, or a tensor that is no input.
+        """
+        notes = self._context.fw_metadata
+        nodes = [node for graph in self.graphs for node in graph.module.graph.nodes]
+        if notes is None or any(node.op == "get_attr" or not _is_plain(node) for node in nodes):
+            return None
+        named = {origin for graph in self.graphs for origin in graph.writes}
+        if not all(isinstance(origin, int) for origin in named):
+            return None
+        return frozenset({origin for origin in named if isinstance(origin, int)} | set(notes.mutated_inp_runtime_indices))
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether it calls nothing but an operator of PyTorch's own."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return node.op != "call_module"
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PLAIN
 
 
 @collector_paused()
