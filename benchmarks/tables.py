@@ -27,7 +27,14 @@ _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
 _NEWER = "h200-models-*.json"  # a file for each lane of a run
 _WARM = ("h200-warm-start.json", "h200-warm-start-offline.json")
-_OVERHEAD = ("h200-overhead-2.json", "h200-overhead.json", "h200-overhead-earlier.json", "cpu-overhead.json")
+_OVERHEAD = (
+    "h200-overhead-3.json",
+    "h200-overhead-2.json",
+    "h200-overhead.json",
+    "h200-overhead-earlier.json",
+    "h200-host-overhead.json",
+    "cpu-overhead.json",
+)
 _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
 _JUDGE = ("cpu-judge.json", "h200-judge.json")

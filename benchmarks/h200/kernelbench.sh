@@ -19,7 +19,7 @@ esac
 # one folder of compiler caches and claims for all lanes: what one of them has compiled serves the others
 work=${KERNELBENCH_WORK:-${TMPDIR:-/tmp}/$name}
 mkdir -p "$work"
-cores=$(nproc) gpus=$(nvidia-smi -L 2>/dev/null | grep -c GPU)
+cores=$(nproc --all) gpus=$(nvidia-smi -L 2>/dev/null | grep -c GPU)
 [ "$gpus" -gt 0 ] || gpus=1
 workers=${WORKERS:-$((cores / gpus * 3 / 8))}
 [ "$workers" -gt 0 ] || workers=1
@@ -31,6 +31,7 @@ candidates=()
 # the first lane to come compiles for all of them, on the cores that nobody else wants
 (
     flock -n 9 || exit 0
+    taskset -cp "0-$((cores - 1))" "$BASHPID" >/dev/null 2>&1 # not this lane's alone
     exec timeout -k 10 "$seconds" "$python" -m benchmarks.kernelbench compile "$tasks" --work "$work" --rights "$rights" \
         --processes $((cores > 2 ? cores / 2 : 1)) --budget-s "$((seconds / 2))" "${only[@]}" >"$OUT/$name-compile.txt" 2>&1
 ) 9>"$work/compile.lock" &

@@ -11,20 +11,12 @@ IFS=, read -ra names <<<"$models"
 each_s=${EACH_S:-130} total_s=$((${PREFILL_S:-90} + 115 * ${#names[@]}))
 name=h200-models-${models//,/_}
 
-# A lane's own cores, so that lanes side by side neither compile nor time on each other's.
-pinned=()
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
-if [[ ${CUDA_VISIBLE_DEVICES:-} =~ ^[0-9]+$ && $gpus -gt 1 ]] && command -v taskset >/dev/null; then
-    share=$(($(nproc --all) / gpus)) first=$((CUDA_VISIBLE_DEVICES * $(nproc --all) / gpus))
-    taskset -c "$first-$((first + share - 1))" true 2>/dev/null && pinned=(taskset -c "$first-$((first + share - 1))")
-fi
-
 timeout 60 "$python" - "$device" <<'PY' || exit 1
 import sys
 import torch, cudal1, benchmarks.bench_models
 assert sys.argv[1] == "cpu" or torch.cuda.is_available(), "no GPU"
 PY
-timeout -k 10 $((total_s + 30)) "${pinned[@]}" "$python" -m benchmarks.bench_models --device "$device" --sizes "$sizes" \
+timeout -k 10 $((total_s + 30)) "$python" -m benchmarks.bench_models --device "$device" --sizes "$sizes" \
     --phases "$phases" --models "$models" --budget-s "$budget_s" --rounds "$rounds" --time-limit-s "$each_s" \
     --total-limit-s "$total_s" --prefill-limit-s "${PREFILL_S:-90}" ${PREFILL---prefill} --out "$OUT/$name.json" \
     >"$OUT/$name.txt" 2>&1

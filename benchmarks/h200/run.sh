@@ -2,9 +2,9 @@
 # Runs parts of the GPU measurements, from a checkout:  benchmarks/h200/run.sh OUT PLAN
 #
 # PLAN is a file of lines, each a lane: a GPU's number (`0`, `1,2` or `all`) and the parts it runs one after another. Lanes run side by
-# side, each with cache folders of its own; a line `--` waits until all above have ended. A part is a file of this folder without its
-# ending, with its arguments after a colon: `0 launcher_overhead models:lstm,unet`. plans/ has those for four GPUs. Results and logs
-# go to OUT.
+# side, each with cache folders and (for one GPU) a share of the cores of its own; a line `--` waits until all above have ended. A part
+# is a file of this folder without its ending, with its arguments after a colon: `0 launcher_overhead models:lstm,unet`. plans/ has
+# those for four GPUs, and for two those whose name ends in 2. Results and logs go to OUT.
 #
 # Needs Python 3.11+, torch >= 2.11 with CUDA, triton, pytest and a C++ compiler; no network. A set-up that does not work ends it before
 # any GPU time is spent. It changes no setting of the GPU. KERNELBENCH names a checkout of KernelBench where a part wants one; with
@@ -61,9 +61,18 @@ part() { # name:arguments
     return $code
 }
 
+own_cores() { # a lane of one GPU neither compiles nor times on the cores of another
+    local gpus share
+    gpus=$(nvidia-smi -L | wc -l)
+    share=$(($(nproc --all) / gpus))
+    [[ $1 =~ ^[0-9]+$ && $gpus -gt 1 && $share -gt 0 ]] || return 0
+    taskset -cp "$(($1 * share))-$((($1 + 1) * share - 1))" "$BASHPID" >/dev/null 2>&1 || echo "GPU $1: no cores of its own"
+}
+
 lane() { # GPU parts...
     local folder="$work/lane-$1" code=0
     [ "$1" = all ] || export CUDA_VISIBLE_DEVICES=$1
+    own_cores "$1"
     shift
     export TORCH_CUDAL1_CACHE_DIR=$folder/cudal1 TORCHINDUCTOR_CACHE_DIR=$folder/inductor TRITON_CACHE_DIR=$folder/triton
     for one in "$@"; do part "$one" || code=1; done
