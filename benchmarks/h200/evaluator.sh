@@ -4,7 +4,7 @@
 set -uo pipefail
 seconds=${1:-100} device=${DEVICE:-cuda} python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
-lanes=$(($(nproc) / (gpus > 0 ? gpus : 1) - 2))
+lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
 [ "$lanes" -gt 11 ] && lanes=11
 [ "$lanes" -lt 2 ] && lanes=2
 timeout 60 "$python" - "$device" <<'PY' || exit 1

@@ -16,7 +16,7 @@ fi
 part=${given%%,*} seconds=${given#*,}
 name=landscape-${part/\//of}
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
-lanes=$(($(nproc) / (gpus > 0 ? gpus : 1) - 2))
+lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
 [ "$lanes" -gt 11 ] && lanes=11
 [ "$lanes" -lt 2 ] && lanes=2
 # shellcheck disable=SC2086  # ONLY is a list of operations

@@ -13,7 +13,7 @@ fi
 seed=${given%%,*} seconds=${given#*,}
 device=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["device"])' "$plan") || exit 1
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
-lanes=$(($(nproc) / (gpus > 0 ? gpus : 1) - 2))
+lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
 [ "$lanes" -gt 10 ] && lanes=10
 [ "$lanes" -lt 2 ] && lanes=2
 timeout -s INT -k 10 $((seconds + 35)) "$python" -m torch_cudal1 train experiment --plan "$plan" --live --device "$device" --lanes "$lanes" \
