@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 
 import torch_cudal1
 from tests.entries import count_runs, entry_for, plant, shifted
@@ -17,11 +18,11 @@ from torch_cudal1 import admission, judge, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.judge import court, race
-from torch_cudal1.machine import judge_identity
+from torch_cudal1.machine import compilers, judge_identity
 from torch_cudal1.pipeline import choose
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.planning import plan
-from torch_cudal1.records import Accepted, Candidate, Check, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.records import NOT_EAGERS, Accepted, Candidate, Check, Entry, Region, Rejected, Timing, Verdict
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import LocalCache, Stored
 
@@ -286,3 +287,112 @@ def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path,
     (tried,) = [one for one in choice.entry.tried if one.get("origin") == "elsewhere"]
     assert tried["decision"] == "rejected"
     assert tried["detector"] != "timing", "it is wrong, not slow"
+
+
+# What was tuned without Inductor ------------------------------------------------------------------------------------------------
+
+NO_COMPILER = "InductorError: no C++ compiler"
+
+
+@pytest.fixture
+def inductor(seat: Court, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Why Inductor is out of each race from now on; empty it and Inductor runs."""
+    failures: dict[str, str] = {}
+
+    def rank_baselines(region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
+        medians = {name: 100.0 for name in schedules if name not in failures}
+        out = {name: why for name, why in failures.items() if name in schedules}
+        return judge.Ranking(Candidate(region.program, "eager", "baseline"), medians, out)
+
+    monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
+    monkeypatch.setattr(admission, "compilers", lambda device_type: f"compilers for {device_type}")
+    return failures
+
+
+def searches(region: Region, place: Place) -> int:
+    """How many searches it takes to choose for the region now."""
+    before = observe.report().counters.get("regions_tuned", 0)
+    choose(region, place)
+    return observe.report().counters.get("regions_tuned", 0) - before
+
+
+def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(region, seat, inductor, tmp_path):
+    inductor["inductor"] = NO_COMPILER
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    inductor.clear()
+    for on_miss in ("baseline", "error"):
+        served = choose(region, here(tmp_path, on_miss=on_miss))
+        assert served.entry.without_inductor == NO_COMPILER
+        assert served.reason.endswith(f"; tuned without Inductor: {NO_COMPILER}")
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    served = choose(region, here(tmp_path))
+    assert (served.entry.without_inductor, "without Inductor" in served.reason) == ("", False)
+    assert searches(region, here(tmp_path, on_miss="tune")) == 0
+
+
+def test_a_choice_that_is_measured_again_is_the_first_candidate(region, seat, inductor, tmp_path):
+    raced = {"baselines_us": {"eager": 100.0}, "baseline_failures": {"inductor": NO_COMPILER}}
+    entry = stored(region, tmp_path / "own")
+    LocalCache(tmp_path / "own").put(replace(entry, evidence={**entry.evidence, **raced}))
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    assert seat.judged[0][0] == entry.choice
+
+
+def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_change(
+    region, seat, inductor, tmp_path, monkeypatch
+):
+    inductor["inductor"] = NO_COMPILER
+    place = here(tmp_path, on_miss="tune")
+    assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
+    monkeypatch.setattr(admission, "compilers", lambda device_type: "another one was installed")
+    assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
+
+
+def test_without_any_compiler_one_search_is_enough_until_there_is_one(region, seat, inductor, tmp_path, monkeypatch):
+    inductor["inductor"] = NO_COMPILER
+    place = here(tmp_path, on_miss="tune")
+    monkeypatch.setattr(admission, "compilers", lambda device_type: "")
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    monkeypatch.setattr(admission, "compilers", lambda device_type: "one was installed")
+    inductor.clear()
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ""
+
+
+@pytest.mark.parametrize(("why", "settings"), [(NOT_EAGERS, {}), (NO_COMPILER, {"without": ("compile",)})])
+def test_what_another_search_would_not_change_is_not_searched_again(region, seat, inductor, tmp_path, why, settings):
+    inductor["inductor"] = why
+    place = here(tmp_path, on_miss="tune", **settings)
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ("the search left it out" if settings else why)
+
+
+def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(region, seat, inductor, tmp_path):
+    assert searches(region, here(tmp_path, on_miss="tune", without=("compile",))) == 1
+    place = here(tmp_path, on_miss="tune")
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ""
+
+
+def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
+    def now() -> list[str]:
+        compilers.cache_clear()
+        return [compilers("cpu"), compilers("cuda")]
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(inductor_config.cpp, "cxx", (None, "g++"))
+    try:
+        assert now() == ["", ""]
+        for name in ("g++", "other", "gcc"):
+            (tmp_path / name).write_text("#!/bin/sh")
+            (tmp_path / name).chmod(0o755)
+        first, for_gpu = now()
+        assert "" not in (first, for_gpu)
+        assert first != for_gpu
+        (tmp_path / "g++").unlink()
+        assert now() == ["", for_gpu]
+        (tmp_path / "g++").symlink_to(tmp_path / "other")
+        assert first not in now()
+    finally:
+        compilers.cache_clear()

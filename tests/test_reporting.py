@@ -42,6 +42,12 @@ def test_every_baseline_is_there_with_its_reason(tmp_path: Path) -> None:
     ]
 
 
+def test_a_choice_that_never_met_inductor_says_so(tmp_path: Path) -> None:
+    alone = entry(tmp_path, "rewrites", "eager", {"eager": 300.0}, baseline_failures={"inductor": WHY})
+    assert entry_report(alone).reason.endswith(f"; tuned without Inductor: {WHY}")
+    assert "without Inductor" not in entry_report(entry(tmp_path, "rewrites", "eager")).reason
+
+
 def test_a_tie_and_a_swap_are_told(tmp_path: Path) -> None:
     tied = {"eager": 101.0, "inductor": 100.0}
     rows = entry_report(entry(tmp_path, "baseline", "eager", tied, timing=None)).raced

@@ -6,6 +6,8 @@ entry, not that this device computes what that one did. Where searching is allow
 "fast"; no timing, for the targets are equal) and the answer is kept in the user's own cache, under the entry's digest and this
 machine's identity. Where it is not allowed nothing is run: what was never checked here is used on its publisher's word.
 
+A choice that was never measured beside Inductor, because that did not compile, is searched for again where searching is allowed.
+
 It stores no entry and proposes nothing of its own; what nobody vouches for goes to the search as a stranger's candidate.
 """
 
@@ -18,15 +20,16 @@ from typing import Any
 
 from torch_cudal1 import judge, observe
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.machine import judge_identity
+from torch_cudal1.machine import compilers, judge_identity
 from torch_cudal1.place import Place
-from torch_cudal1.records import Candidate, Entry, Miss, Region
+from torch_cudal1.records import NOT_EAGERS, Candidate, Entry, Miss, Region
 from torch_cudal1.source.resolve import Hit, Resolved
 from torch_cudal1.source.trust import OWN
 
-__all__ = ["STRANGER", "is_baseline", "is_untimed", "judged_by", "known_candidates", "refusal", "tell_refusals"]
+__all__ = ["STRANGER", "is_baseline", "is_untimed", "judged_by", "known_candidates", "noted", "refusal", "tell_refusals"]
 
 STRANGER = "elsewhere"  # the origin of a candidate that nobody vouches for: an entry it wins was judged here, not made here
+_TRIES = 2  # searches in which Inductor may fail under the same compilers
 
 
 def refusal(region: Region, hit: Hit, place: Place) -> str:
@@ -37,8 +40,19 @@ def refusal(region: Region, hit: Hit, place: Place) -> str:
         return f"{hit.stale}; not re-validated yet"
     if region.granularity == "whole" and is_untimed(hit.entry):
         return "no cached decision"
+    if told := _to_measure_again(hit.entry, place):
+        return f"tuned without Inductor, which is measured now: {told}"
     found = _first_use(region, hit, place)
     return "" if found.passed else f"{hit.where} is refused: {found.reason}"
+
+
+def noted(entry: Entry, before: Entry | None) -> Entry:
+    """A new entry, with a note of how often it was tuned without Inductor by the compilers that are here now."""
+    if not entry.without_inductor:
+        return entry
+    tries = 1 + (_tries(before) if before is not None else 0)
+    note = {"compilers": compilers(entry.target.device), "tries": tries}
+    return replace(entry, evidence={**entry.evidence, "without_inductor": note})
 
 
 def known_candidates(region: Region, hit: Hit | None) -> list[Candidate]:
@@ -70,6 +84,26 @@ def judged_by(entry: Entry) -> str:
     """The identity of the machine that judged an entry; "" where the entry does not say."""
     told = entry.evidence.get("attestation")
     return str(told.get("judge", "")) if isinstance(told, Mapping) else ""
+
+
+def _to_measure_again(entry: Entry, place: Place) -> str:
+    """Why Inductor had no part in the choice, "" if it had or if to search again would change nothing.
+
+    What failed for a moment runs at the second search. What does not run here fails in both, and waits for other compilers.
+    """
+    reason = entry.without_inductor
+    if place.settings.on_miss != "tune" or "compile" in place.settings.without or reason in ("", NOT_EAGERS):
+        return ""
+    return reason if compilers(place.device.type) and _tries(entry) < _TRIES else ""
+
+
+def _tries(entry: Entry) -> int:
+    """How often the compilers that are here now were asked for Inductor's part in this choice, and had none."""
+    note = entry.evidence.get("without_inductor")
+    if not isinstance(note, Mapping) or note.get("compilers") != compilers(entry.target.device):
+        return 0
+    tries = note.get("tries")
+    return tries if isinstance(tries, int) else 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import shutil
+import sysconfig
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -11,10 +14,10 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.records import TOLERANCE_VERSION, Contract, Target
-from torch_cudal1.settings import Settings
+from torch_cudal1.settings import Settings, inherited_environment
 from torch_cudal1.version import __version__
 
-__all__ = ["attestation", "contract_for", "device_of", "judge_identity", "target_for", "triton_version"]
+__all__ = ["attestation", "compilers", "contract_for", "device_of", "judge_identity", "target_for", "triton_version"]
 
 
 def target_for(device: torch.device) -> Target:
@@ -78,6 +81,24 @@ def triton_version() -> str:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
         return ""
+
+
+@cache
+def compilers(device_type: str) -> str:
+    """16 hex digits that stand for what Inductor would compile with here; "" where there is no compiler for it.
+
+    A digest, as evidence is published and the paths may name a user. It changes when a compiler, Python's headers or Triton are
+    installed or replaced. Without a GPU that is a C++ compiler (torch's own reading of CXX), else a C compiler for Triton.
+    """
+    from torch._inductor import config  # asked only where Inductor had no part in a decision
+
+    asked = (config.cpp.cxx,) if isinstance(config.cpp.cxx, str) else config.cpp.cxx
+    names = (inherited_environment(("CC",), ()).get("CC"), "gcc", "clang", "cc") if device_type == "cuda" else asked
+    found = [os.path.realpath(path) for name in names if name and (path := shutil.which(name))]
+    if not found:
+        return ""
+    headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    return hashlib.sha256("|".join([*found, str(headers), triton_version()]).encode()).hexdigest()[:16]
 
 
 @cache

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torch_cudal1 import judge, observe
-from torch_cudal1.admission import STRANGER, is_baseline, known_candidates, refusal, tell_refusals
+from torch_cudal1.admission import STRANGER, is_baseline, known_candidates, noted, refusal, tell_refusals
 from torch_cudal1.errors import CacheMissError, SandboxError
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
@@ -316,7 +316,9 @@ def _usable(region: Region, hit: Hit, place: Place) -> Choice | Miss:
         return Miss(reason)
     observe.count("entries_reused")
     observe.record("resolve", "hit", region.key, where=hit.where, vouched_by=hit.vouched_by, runs=hit.entry.choice.label)
-    return Choice(region, hit.entry.choice, hit.entry, f"cached decision of {hit.entry.created}, vouched for by {hit.vouched_by}")
+    reason = f"cached decision of {hit.entry.created}, vouched for by {hit.vouched_by}"
+    reason += f"; tuned without Inductor: {why}" if (why := hit.entry.without_inductor) else ""
+    return Choice(region, hit.entry.choice, hit.entry, reason)
 
 
 def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None, progress: Progress | None) -> Choice:
@@ -328,6 +330,7 @@ def _tuned(region: Region, place: Place, examples: Sequence[torch.Tensor] | None
         if isinstance(usable, Choice):
             return usable
         entry = tune(region, place, examples=examples, known=known_candidates(region, again), progress=progress)
+        entry = noted(entry, again.entry if again is not None else None)
         stored = place.cache.put(entry)
     if isinstance(stored, NotStored):
         observe.record("resolve", "not_stored", region.key, reason=stored.reason)

@@ -250,3 +250,12 @@ class Entry:
         if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
             return 1.0
         return float(self.evidence["timing"]["low"])
+
+    @property
+    def without_inductor(self) -> str:
+        """Why Inductor was not in the race of baselines that this choice won, "" if it was or there was no race."""
+        raced, failures = self.evidence.get("baselines_us"), self.evidence.get("baseline_failures")
+        if not isinstance(raced, Mapping) or not raced or "inductor" in raced:
+            return ""
+        told = failures.get("inductor") if isinstance(failures, Mapping) else None
+        return str(told or "the search left it out")

@@ -73,7 +73,7 @@ def entry_report(entry: Entry) -> RegionReport:
         worst_error=_worst(entry, "numerics_worst"),
         raced=_raced(entry, ours),
         tried=entry.tried,
-        reason=_reason(entry, timing),
+        reason=_reason(entry, timing) + (f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""),
     )
 
 

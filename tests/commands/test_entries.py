@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,15 @@ from torch_cudal1.source.cache import LocalCache, Stored
 TARGET = Target("cpu", "x86_64", "a CPU", "", "2.13.0", "")
 
 
-def stored(root: Path, size: int, name: str) -> Entry:
-    """Put a baseline entry of relu over `size` elements into the cache."""
+def stored(root: Path, size: int, name: str, **more: Any) -> Entry:
+    """Put a baseline entry of relu over `size` elements into the cache, with `more` evidence."""
     spec = TensorSpec("float32", (size,), (1,), "cpu")
     program = Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,))
     region = Region(program, ("input",), name=name)
     tried = (
         {"label": "fold -> eager", "decision": "rejected", "detector": "timing", "reason": "lower bound 1.01x, 1.05x is needed"},
     )
-    evidence = {"checks": [{"name": "numerics", "passed": True, "value": 1.0, "limit": 2.0, "detail": ""}]}
+    evidence = {"checks": [{"name": "numerics", "passed": True, "value": 1.0, "limit": 2.0, "detail": ""}], **more}
     choice = Candidate(program, "eager", "baseline")
     entry = Entry(region.key, name, TARGET, Contract(), choice, evidence, tried, "2026-01-02T03:04:05+00:00", "0.1.0")
     assert isinstance(LocalCache(root).put(entry), Stored)
@@ -94,6 +95,25 @@ def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(cache: Path, caps
     told = json.loads(out)
     assert told["whole"] == 1
     assert [b["path"] for b in told["broken"]] == [str(path)]
+
+
+def test_list_show_and_verify_say_what_was_tuned_without_inductor(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ("--cache-dir", str(cache))
+    for command in ("list", "verify"):
+        assert "without Inductor" not in run(capsys, command, *folder)[1]
+    raced = {"baselines_us": {"eager": 3.0}, "baseline_failures": {"inductor": "no C++ compiler"}}
+    entry = stored(cache, 16, "third", **raced)
+    for command in ("list", "verify"):
+        code, out = run(capsys, command, *folder)
+        assert code == 0
+        assert "1 entry was tuned without Inductor and never measured beside it" in out
+    assert run(capsys, "list", *folder)[1].count("eager (tuned") == 1  # the cell is broken into lines
+    shown = run(capsys, "show", entry.region_key, *folder)[1]
+    assert [line.split("  ")[-1].strip() for line in shown.splitlines() if line.startswith("tuned")] == ["no C++ compiler"]
+    listed = json.loads(run(capsys, "list", "--json", *folder)[1])["entries"]
+    assert sorted(one["without_inductor"] for one in listed) == ["", "", "no C++ compiler"]
+    verified = json.loads(run(capsys, "verify", "--json", *folder)[1])["without_inductor"]
+    assert [one["reason"] for one in verified] == ["no C++ compiler"]
 
 
 def test_purge_without_yes_deletes_nothing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,18 @@ def test_a_swap_judged_elsewhere_is_missing_and_a_baseline_is_not(tmp_path: Path
     assert covered(cache, other_torch)[0].detail == "judged on torch 2.13.0"
 
 
+@pytest.mark.parametrize("odd", [{}, {"baselines_us": []}, {"baselines_us": {"inductor": 1.0}}])
+def test_what_was_tuned_without_inductor_serves_and_says_so(tmp_path: Path, odd: dict[str, object]) -> None:
+    cache, evidence = LocalCache(tmp_path / "cache"), make_entry().evidence
+    cache.put(make_entry(evidence={**evidence, "baselines_us": {"eager": 2.0}, "baseline_failures": {"inductor": "no compiler"}}))
+    (row,) = covered(cache, wanted=(Wanted("model", (KEY,), is_call=False),))
+    assert row.served
+    assert row.detail.endswith("; tuned without Inductor: no compiler")
+    cache.put(make_entry(evidence={**evidence, "baseline_failures": ["inductor"], **odd}))
+    (row,) = covered(cache, wanted=(Wanted("model", (KEY,), is_call=False),))
+    assert "Inductor" not in row.detail
+
+
 def test_a_kernel_of_a_part_does_not_serve_a_whole(tmp_path: Path) -> None:
     cache = LocalCache(tmp_path / "cache")
     cache.put(make_entry(evidence={**make_entry().evidence, "granularity": "island"}))

@@ -36,7 +36,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
             f.entry.region_key[:12],
             f.entry.region_name or text.ABSENT,
             f"{f.entry.target.sku} ({f.entry.target.arch})",
-            f.entry.choice.label + (" (quarantined)" if _why(f, held) else ""),
+            f.entry.choice.label + _marks(f, held),
             text.speedup(f.entry.speedup),
             f.entry.contract.precision,
             vouching(f).partition(":")[0],
@@ -48,6 +48,8 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     if rows:
         screen.table(("key", "region", "judged on", "runs", "at least", "precision", "vouched by", "size", "made"), rows)
     screen.line(f"{text.counted(len(rows), 'entry', 'entries')} in {settings.cache_dir}" + _broken_note(len(found) - len(whole)))
+    if alone := [f for f in whole if f.entry.without_inductor]:
+        screen.line(_tuned_alone(len(alone)))
     kernels = kept_under(settings.cache_dir)
     if kernels.count:
         screen.line(f"{text.counted(kernels.count, 'compiled kernel')} kept for later searches: {text.size(kernels.size_bytes)}")
@@ -93,12 +95,16 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     told = _vouched_for(found)
     screen.line("; ".join(f"{name}: {count}" for name, count in told.items()))
+    alone = [{"path": f.path, "reason": f.entry.without_inductor} for f in found if f.entry.without_inductor]
+    if alone:
+        screen.line(_tuned_alone(len(alone)))
     screen.json(
         {
             "whole": whole,
             "broken": [{"path": b.path, "reason": b.reason} for b in broken],
             "refused": [{"path": path, "reason": why} for path, why in refused],
             "vouched": told,
+            "without_inductor": alone,
             "problems": problems,
         }
     )
@@ -225,12 +231,24 @@ def _why(found: Found, held: Sequence[Quarantined]) -> str:
     return next((record.reason for record in held if record.holds(entry.region_key, entry.choice.digest)), "")
 
 
+def _marks(found: Found, held: Sequence[Quarantined]) -> str:
+    """What a reader must know of the choice beside its name."""
+    marks = (("quarantined", _why(found, held)), ("tuned without Inductor", found.entry.without_inductor))
+    return "".join(f" ({name})" for name, applies in marks if applies)
+
+
+def _tuned_alone(count: int) -> str:
+    counted = text.counted(count, "entry was", "entries were")
+    return f"{counted} tuned without Inductor and never measured beside it: `cudal1 show KEY` says why, `cudal1 warmup` tries again"
+
+
 def _show_one(found: Found, held: Sequence[Quarantined], screen: Screen) -> None:
     entry = found.entry
     facts = (
         ("region", f"{entry.region_name or 'unnamed'} {entry.region_key}"),
         ("runs", f"{entry.choice.label} (from {entry.choice.origin})"),
         *([("quarantined", why)] if (why := _why(found, held)) else []),
+        *([("tuned without Inductor", why)] if (why := entry.without_inductor) else []),
         ("speed-up", f"at least {text.speedup(entry.speedup)} over the best baseline"),
         ("judged on", ", ".join(f"{name} {value}" for name, value in vars(entry.target).items() if value)),
         ("contract", ", ".join(f"{name} {value}" for name, value in vars(entry.contract).items())),
@@ -293,6 +311,7 @@ def _brief(found: Found, held: Sequence[Quarantined]) -> dict[str, Any]:
         "contract": entry.contract,
         "runs": entry.choice.label,
         "quarantined": _why(found, held),
+        "without_inductor": entry.without_inductor,
         "vouched_by": found.standing.by if isinstance(found.standing, Vouched) else None,
         "standing": vouching(found),
         "signatures": [signature.key for signature in found.signatures],

@@ -149,4 +149,5 @@ def _is_baseline(entry: Entry) -> bool:
 
 def _where(entry: Entry) -> str:
     rights = f"; with the right to TF32 in {' and '.join(entry.contract.rights)}" if entry.contract.rights else ""
-    return f"judged on {entry.target.sku}, torch {entry.target.torch}{rights}"
+    beside = f"; tuned without Inductor: {why}" if (why := entry.without_inductor) else ""
+    return f"judged on {entry.target.sku}, torch {entry.target.torch}{rights}{beside}"
