@@ -6,7 +6,7 @@ set -uo pipefail
 mapfile -d, -t paths < <(printf '%s' "${1:-tests/program,tests/kernels}")
 timeout 30 "${PYTHON:-python3}" -c "import torch; assert torch.cuda.is_available()" || exit 1
 timeout -k 10 200 "${PYTHON:-python3}" -m pytest -m gpu -n 8 --dist worksteal -q -rfE --tb=short -p no:cacheprovider -p tests.both_executors \
-    "${paths[@]}" >"$OUT/launcher_executors.txt" 2>&1
+    -p tests.report_now "${paths[@]}" >"$OUT/launcher_executors.txt" 2>&1
 code=$?
 tail -40 "$OUT/launcher_executors.txt" | cut -c1-200
 exit $code
