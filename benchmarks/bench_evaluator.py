@@ -66,13 +66,17 @@ def kernel(x, y, width, BLOCK: tl.constexpr):
 
 
 class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        x = x.contiguous()
+    def forward(self, given):
+        x = given.contiguous()
         y = torch.empty_like(x)
         block = max({block}, triton.next_power_of_2(x.shape[1]))
         kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=block, num_warps={warps}, num_stages={stages})  # {number}
-        return y
+        return {returned}
 """
+_RETURNED = {  # eager's strides: of a chain the input's, of a softmax rows one after another
+    _CHAIN: "y if given is x else torch.empty_like(given).copy_(y)",
+    _SOFTMAX: "y",
+}
 _BODIES = {
     _CHAIN: ("result = tl.maximum(value, 0.0) * 2.0 + 1.0", "result = tl.maximum(value, 0.0) * 2.0 + 1.001", "0.0"),
     _SOFTMAX: (
@@ -108,15 +112,15 @@ class Run:
 
 def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
     """Endless different programs for a reference, every fourth one wrong."""
-    knobs = product((block, 2 * block), (2, 4, 8, 16), (1, 2, 3, 4))
-    forms = list(knobs)
+    forms = list(product((block, 2 * block), (2, 4, 8, 16), (1, 2, 3, 4)))
     for number in count():
         wrong = number % 4 == 3
         if device == "cuda":
             right_body, wrong_body, other = _BODIES[result]
             wide, warps, stages = forms[number % len(forms)]
             body = wrong_body if wrong else right_body
-            text = _TRITON.format(body=body, other=other, block=wide, warps=warps, stages=stages, number=number)
+            knobs = {"block": wide, "warps": warps, "stages": stages, "number": number}
+            text = _TRITON.format(body=body, other=other, returned=_RETURNED[result], **knobs)
         else:
             text = _PLAIN.format(result=_PLAINS[result][wrong], number=number)
         yield Decoded(f"{result} {number}", text)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("expecttest", reason="PyTorch's operator database needs expecttest, of the extra `test`")
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 

@@ -20,14 +20,13 @@ from torch_cudal1 import observe
 from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import CacheMissError, NotLowerableError, SettingError
 from torch_cudal1.settings import Settings
+from torch_cudal1.trial_step import MORE_THAN_NOISE
 
 if TYPE_CHECKING:
     from torch_cudal1.ranks import Apart, Told
 
 _Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
 __all__ = ["cudal1"]
-
-_MORE_THAN_NOISE = 1.02
 
 
 def cudal1(
@@ -195,7 +194,7 @@ def _in_place(
             return runs, call
     if written is None:
         return runs, None
-    won, call = faster_step(graph, gm.forward, written, floor=_MORE_THAN_NOISE)
+    won, call = faster_step(graph, gm.forward, written, floor=MORE_THAN_NOISE)
     return "eager" if won == "ours" else runs, call
 
 
@@ -262,7 +261,7 @@ def _what_runs(choices: Sequence[Any], margin: float) -> str:
         return "inductor"  # nothing was raced: torch.compile was asked for, and torch.compile is what runs
     if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
         return "swaps" if ours * margin <= inductor else "inductor"
-    return "eager" if schedules == {"eager"} and ours * _MORE_THAN_NOISE <= inductor else "inductor"
+    return "eager" if schedules == {"eager"} and ours * MORE_THAN_NOISE <= inductor else "inductor"
 
 
 def _time_us(choice: Any) -> float:

@@ -35,7 +35,7 @@ from torch_cudal1.ranks import Apart, Told, agreed, choices_from
 from torch_cudal1.records import NOT_EAGERS, Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
-from torch_cudal1.trial_step import copy_of, gradients
+from torch_cudal1.trial_step import MORE_THAN_NOISE, copy_of, gradients
 
 __all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
 
@@ -369,9 +369,10 @@ def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Ch
             facts = {"contender": label, "speedup": result.speedup, "low": result.low, "high": result.high}
             observe.record("judge", "end_to_end", choices[0].region.key, **facts)
             notes.append(f"{label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]")
-            # A swap must win beyond its noise; between two of the user's own baselines the better centre runs.
-            floor = result.low if any(choice.swapped for choice in choices) else result.speedup
-            if floor >= _GATE and result.speedup > best:
+            # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
+            swapped = any(choice.swapped for choice in choices)
+            wins = result.low >= _GATE if swapped else result.speedup >= MORE_THAN_NOISE
+            if wins and result.speedup > best:
                 winner, best = label, result.speedup
     note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward"
     note += f"; {_COMPILE} runs" if winner == _COMPILE else ""

@@ -73,8 +73,8 @@ def faster_step(graph: Graph, ours: _Call, written: frozenset[int], *, floor: fl
     """ "ours" or "inductor", and its callable: by a training step of both, forward and backward, on leaves of their own.
 
     Inputs in `written`, which the graph writes to, and all that need no gradient are copied; of the others the memory is shared and
-    only read, and no hook of the user's sees their gradients. Ours runs where its speed-up is at least `floor`: with a floor above
-    1, beyond doubt. Where a step cannot be made, Inductor runs; where Inductor cannot compile the graph, ours.
+    only read, and no hook of the user's sees their gradients. Ours runs where its speed-up is at least `floor`. Where
+    a step cannot be made, Inductor runs; where Inductor cannot compile the graph, ours.
     """
     compiled = _compiled(graph)
     if compiled is None:
@@ -86,7 +86,7 @@ def faster_step(graph: Graph, ours: _Call, written: frozenset[int], *, floor: fl
             raise
         observe.record("judge", "in_place", runs="inductor", reason=f"{type(error).__name__}: {error}".splitlines()[0])
         return "inductor", compiled
-    runs = "ours" if (found.low if floor > 1 else found.speedup) >= floor else "inductor"
+    runs = "ours" if found.speedup >= floor else "inductor"
     observe.record("judge", "in_place", runs=runs, speedup=found.speedup, low=found.low, high=found.high)
     return runs, ours if runs == "ours" else compiled
 
