@@ -1,6 +1,6 @@
 """What judging costs: seconds per candidate after its processes have started.
 
-    python -m benchmarks.bench_judge [--device cpu] [--profile fast] [--repeats 5] [--out judge.json]
+    python -m benchmarks.bench_judge [--device cpu] [--profile fast] [--repeats 5] [--forms Program source] [--out judge.json]
 
 A Program candidate is a layer's own region, judged in a child kept warm as a search keeps it. A source candidate is the reference
 itself under another name, in a process of its own; that process's start, reading the reference and racing its baselines are shared
@@ -142,11 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where a candidate could not be judged, or the first of them took longer than the goal at fast."""
     args = _parser().parse_args(argv)
     device, facts = torch.device(args.device), environment()
-    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats}
+    options = {"device": args.device, "profile": args.profile, "repeats": args.repeats, "forms": args.forms}
     rows: list[Row] = []
     summary: Row = {}
-    for made in (of_programs(LAYERS, device, args.profile, args.repeats), of_sources(SOURCES, device, args.profile, args.repeats)):
-        for row in made:
+    made = {
+        "Program": lambda: of_programs(LAYERS, device, args.profile, args.repeats),
+        "source": lambda: of_sources(SOURCES, device, args.profile, args.repeats),
+    }
+    for form in args.forms:
+        for row in made[form]():
             rows.append(row)
             print(_told(row), file=sys.stderr, flush=True)
             summary = _summary(rows, GOAL_S[device.type] if args.profile == "fast" else None)
@@ -173,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--profile", choices=tuple(TIMING_PLANS), default="fast")
     made.add_argument("--repeats", type=int, default=5)
+    made.add_argument("--forms", nargs="+", choices=("Program", "source"), default=["Program", "source"])
     made.add_argument("--out", type=Path)
     return made
 
