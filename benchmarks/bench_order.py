@@ -2,14 +2,16 @@
 
     python -m benchmarks.bench_order [--out order.json]
 
-Offline, in seconds, without a GPU. Each shape is held out in turn: the cost model learns from the others, as a search would from its
-own records, and the kernels of the shape are then "measured" by looking them up. Two sources, both measured whole on real machines:
+Offline, in a minute, without a GPU. Each shape is held out in turn: the cost model learns from the others, as a search would from
+its own records, and the kernels of the shape are then "measured" by looking them up. Two sources, both of real machines:
 
     products   matrix products of every h200-gemm*.json: right results only; under "fp32" only methods of fp32's accuracy
-    programs   the closed program spaces of cpu-landscape.json.gz; a program that fails is a measurement that yields nothing
+    programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
-`family`: the order of today (of programs there is none: the mean of 20 random ones). `chosen`: what a search compiles, with the model
-and a quarter explored. `population`: four of these, then children of contrasting parents, four at a time, that are on record.
+Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones). `chosen`: what a search compiles
+with a model, a quarter explored. Of a family whose first eight proposals are known, four of them `chosen` first: `more` of these,
+as the model says; and `population`, children of contrasting parents as well, that are on record (`population-uniform`: parents
+drawn without regard to time).
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks import report
 from benchmarks.gemm_cases import Case
@@ -31,8 +36,9 @@ from torch_cudal1.kernels.gemm_schedules import read as schedule_of
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.products import Product
 from torch_cudal1.kernels.traits import Island, island_of
-from torch_cudal1.learned.generation import next_generation
-from torch_cudal1.learned.model import CostModel, Unknown, learn
+from torch_cudal1.learned.buckets import contrasting
+from torch_cudal1.learned.generation import Draw, Legal, next_generation
+from torch_cudal1.learned.model import CostModel, Unknown, disorder, learn
 from torch_cudal1.learned.order import chosen
 from torch_cudal1.learned.timings import Timing, timing_of
 from torch_cudal1.training.landscape.packed import read
@@ -43,13 +49,13 @@ _RESULTS = Path(__file__).parent / "results"
 _LANDSCAPE = Path(__file__).parents[1] / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 _FIRST = 4  # kernels of a search's first generation
-_KNOWN = 24  # of the family's proposals, whose fields children may have
+_KNOWN = 8  # of a family's proposals: what `kernels.propose` lists, and whose fields children may have
 _SHUFFLES = 20
 
 
 @dataclass(frozen=True)
 class Table:
-    """The timings on record of one case: microseconds (NaN: it failed) by proposal, in the family's order if it has one.
+    """The timings on record of one case: microseconds by proposal, in the family's order if it has one.
 
     `shape`: what must not be in the training set when it is asked about.
     """
@@ -63,20 +69,19 @@ class Table:
     @property
     def best_us(self) -> float:
         """Of all on record."""
-        return min(us for us in self.us.values() if not math.isnan(us))
+        return min(self.us.values())
 
     def timings(self) -> list[Timing]:
         """As a search would have kept them."""
-        return [timing_of(self.island, one, us) for one, us in self.us.items() if not math.isnan(us)]
+        return [timing_of(self.island, one, us) for one, us in self.us.items()]
 
     def recorded(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Those that are on record: what else is legal cannot be looked up."""
         return [one for one in proposals if one in self.us]
 
     def share(self, measured: Sequence[Proposal]) -> float:
-        """The best known time over the best of those; 0 where none of them ran."""
-        found = [us for one in measured if not math.isnan(us := self.us[one])]
-        return self.best_us / min(found) if found else 0.0
+        """The best known time over the best of those."""
+        return self.best_us / min(self.us[one] for one in measured)
 
 
 def products(results: Path, *, exact: bool) -> list[Table]:
@@ -108,8 +113,9 @@ def programs(path: Path) -> list[Table]:
     for task, rows in read(path).rows.items():
         operation, sizes, _ = task.split("/")
         numbers = {f"size_{at}": int(one) for at, one in enumerate(sizes.split("x"))}
-        us = {_program(operation, row.program): 1 / row.score if row.score else math.nan for row in rows}
-        found.append(Table(task, task, Island("program", numbers, 1.0), us, ordered=False))
+        us = {_program(operation, row.program): 1 / row.score for row in rows if row.score}
+        if len(us) > _FIRST:
+            found.append(Table(task, task, Island("program", numbers, 1.0), us, ordered=False))
     return found
 
 
@@ -122,58 +128,77 @@ def curves(table: Table, model: CostModel | Unknown) -> dict[str, list[float]]:
     """By strategy: the share of the best known time after each of `_COUNTS` measurements."""
     family = list(table.us)
     orders = [family] if table.ordered else [random.Random(seed).sample(family, len(family)) for seed in range(_SHUFFLES)]
-    found = {
-        "family": [[table.share(order[:count]) for count in _COUNTS] for order in orders],
-        "chosen": [[table.share(chosen(order, table.island, model, count)) for count in _COUNTS] for order in orders],
-        "population": [[table.share(bred[:count]) for count in _COUNTS] for bred in (_bred(table, o, model) for o in orders)],
+
+    def mean(measured: Callable[[list[Proposal], int], Sequence[Proposal]]) -> list[float]:
+        return [statistics.fmean(table.share(measured(order, count)[:count]) for order in orders) for count in _COUNTS]
+
+    def bred(legal: Callable[[list[Proposal]], Legal], draw: Draw = contrasting) -> list[float]:
+        runs = {id(order): _bred(table, order[:_KNOWN], model, legal(order), draw) for order in orders}
+        return mean(lambda order, count: runs[id(order)])
+
+    return {
+        "family": mean(lambda order, count: order),
+        "chosen": mean(lambda order, count: chosen(order, table.island, model, count)),
+        "more": bred(lambda order: lambda some: [one for one in some if one in order[:_KNOWN]]),
+        "population": bred(lambda order: table.recorded),
+        "population-uniform": bred(lambda order: table.recorded, _uniform),
     }
-    return {name: [statistics.fmean(shares) for shares in zip(*runs, strict=True)] for name, runs in found.items()}
 
 
-def _bred(table: Table, order: Sequence[Proposal], model: CostModel | Unknown) -> list[Proposal]:
+def _uniform(scores: Sequence[float], dice: random.Random) -> list[int]:
+    return dice.sample(range(len(scores)), min(2, len(scores)))
+
+
+def _bred(table: Table, known: Sequence[Proposal], model: CostModel | Unknown, legal: Legal, draw: Draw) -> list[Proposal]:
     """What a search with generations measures, in its order."""
-    taken = list(chosen(order, table.island, model, _FIRST))
+    taken = list(chosen(known, table.island, model, _FIRST))
     while len(taken) < max(_COUNTS):
-        measured = {one: us for one in taken if not math.isnan(us := table.us[one])}
-        failed = [one for one in taken if one not in measured]
-        more = {"count": _FIRST, "seed": len(taken)}
-        children = next_generation(measured, order[:_KNOWN], table.recorded, table.island, model, failed=failed, **more)
+        measured = {one: table.us[one] for one in taken}
+        children = next_generation(measured, known, legal, table.island, model, count=_FIRST, seed=len(taken), draw=draw)
         if not children:
             break
         taken += children
     return taken
 
 
-def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, object]]:
+def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
     """A row a table and strategy, each asked of a model that has seen the other shapes only."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for table in tables:
         known = [one for other in tables if other.shape != table.shape for one in other.timings()]
         model = learn(known, table.island.family)
-        told = model.reason if isinstance(model, Unknown) else "off by {:.3f}, the bound by {:.3f}".format(*model.errors)
+        off = None if isinstance(model, Unknown) else _off(table, model)
         for name, shares in curves(table, model).items():
             after = {str(count): round(share, 4) for count, share in zip(_COUNTS, shares, strict=True)}
-            facts = {"kind": kind, "case": table.name, "on_record": len(table.us), "records": len(known), "model": told}
+            facts = {"kind": kind, "case": table.name, "on_record": len(table.us), "records": len(known), "off": off}
+            facts |= {"why_no_model": model.reason} if isinstance(model, Unknown) else {}
             rows.append({**facts, "strategy": name, "share_after": after})
     return rows
 
 
-def means(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def _off(table: Table, model: CostModel) -> dict[str, float]:
+    """How much of all differences between the table's kernels the model, and the bound, have the other way round."""
+    guesses = [one.us for one in model.guess(table.island, list(table.us))]
+    bounds = [table.island.bound_us(one) for one in table.us]
+    times, model_us, bound_us = (
+        torch.tensor(one, dtype=torch.float64).log2() for one in (list(table.us.values()), guesses, bounds)
+    )
+    alone = torch.zeros(len(times), dtype=torch.long)
+    return {"model": round(disorder(times, model_us, alone), 4), "bound": round(disorder(times, bound_us, alone), 4)}
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Over the cases of a kind, by strategy."""
-    found: dict[tuple[object, object], list[Mapping[str, float]]] = defaultdict(list)
+    found: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        shares = row["share_after"]
-        assert isinstance(shares, dict)
-        found[row["kind"], row["strategy"]].append(shares)
-    return [
-        {
-            "kind": kind,
-            "strategy": strategy,
-            "cases": len(all_shares),
-            "mean_share_after": {k: round(statistics.fmean(s[k] for s in all_shares), 4) for k in all_shares[0]},
-        }
-        for (kind, strategy), all_shares in found.items()
-    ]
+        found[row["kind"], row["strategy"]].append(row)
+    made = []
+    for (kind, strategy), mine in found.items():
+        after = {str(k): round(statistics.fmean(row["share_after"][str(k)] for row in mine), 4) for k in _COUNTS}
+        known = [row["off"] for row in mine if row["off"]]
+        off = {name: round(statistics.fmean(one[name] for one in known), 4) for name in ("model", "bound") if known}
+        made.append({"kind": kind, "strategy": strategy, "cases": len(mine), "mean_share_after": after, "mean_off": off})
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,9 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows += replayed("programs", programs(_LANDSCAPE))
     summary = means(rows)
     for one in summary:
-        shares = one["mean_share_after"]
-        assert isinstance(shares, dict)
-        print(f"{one['kind']:16}{one['strategy']:12}" + "  ".join(f"{k}: {v:.3f}" for k, v in shares.items()))
+        shares = "  ".join(f"{count}: {share:.3f}" for count, share in one["mean_share_after"].items())
+        print(f"{one['kind']:15}{one['strategy']:20}{shares}   off: {one['mean_off']}")
     report.save(args.out, report.document("order", {}, rows, means=summary))
     return 0
 

@@ -12,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 from torch_cudal1 import built, judge, kernels, observe
 from torch_cudal1.admission import is_untimed
+from torch_cudal1.generations import Generations
 from torch_cudal1.graph.partition import Island
 from torch_cudal1.island_race import PROPOSALS, RACED, fastest_right, rights_of
+from torch_cudal1.learned.learner import Learner
+from torch_cudal1.learned.timings import path_of
 from torch_cudal1.place import Place
 from torch_cudal1.program.cost import ROOFLINES, estimate
 from torch_cudal1.program.model import Program
@@ -47,12 +50,17 @@ class IslandKernels:
     deadline: float = math.inf
     known: dict[str, Candidate | None] = field(default_factory=dict)
     building: dict[str, Future[Built]] = field(default_factory=dict)
+    proposed: dict[str, tuple[kernels.Proposal, ...]] = field(default_factory=dict)  # as timings come in, they might change
+
+    def __post_init__(self) -> None:
+        timings = path_of(self.place.cache.root, self.place.target, self.place.contract)
+        self.learner = Learner(timings, _sm(self.place), rights_of(self.place))
 
     def begin(self, islands: Sequence[Island]) -> None:
         """Start compiling the proposals for `islands`, each region's once, in the background."""
         for region in {island.region.key: island.region for island in _dearest_first(islands)}.values():
             if self._stored(region) is None and (proposals := self._proposals(region)):
-                self.building[region.key] = judge.in_background(_threads(), built.build, region, proposals, self.job, self.place)
+                self.building[region.key] = self._begun(region, proposals)
 
     def found(self, islands: Sequence[Island]) -> tuple[Replaced, list[Rejected]]:
         """A kernel for each island that a template serves, and why others are not taken. Time is left to judge the whole."""
@@ -85,8 +93,10 @@ class IslandKernels:
             return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
         proposals = self._proposals(region)
         if any(proposal.family in RACED for proposal in proposals):
-            built = self._built(region, proposals)
-            kernel, reasons = fastest_right(region, built, self.place, job, self.deadline, checked=checked)
+            answers = self._built(region, proposals)
+            race = Generations(region, self.learner, lambda: self.deadline - judge.working_s(), partial(self._begun, region))
+            race.made(proposals, answers)
+            kernel, reasons = fastest_right(region, answers, self.place, job, self.deadline, checked=checked, breeder=race)
         else:
             checked = True
             kernel, reasons = self._first_right(region, proposals)
@@ -99,7 +109,14 @@ class IslandKernels:
         return resolve(region, self.place.sources, self.place.target, self.place.contract).hit
 
     def _proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
-        return proposals_of(region, int(self.place.target.arch.removeprefix("sm_")), rights_of(self.place))
+        if region.key not in self.proposed:
+            found = proposals_of(region, _sm(self.place), rights_of(self.place))
+            raced = bool(found) and found[0].family in RACED
+            self.proposed[region.key] = self.learner.chosen(region.program, found, PROPOSALS) if raced else found
+        return self.proposed[region.key]
+
+    def _begun(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Future[Built]:
+        return judge.in_background(_threads(), built.build, region, proposals, self.job, self.place)
 
     def _built(self, region: Region, proposals: Sequence[kernels.Proposal]) -> Built:
         begun = self.building.get(region.key)
@@ -135,8 +152,12 @@ def _spent(why: str) -> Rejected:
     return Rejected(why, "budget")
 
 
+def _sm(place: Place) -> int:
+    return int(place.target.arch.removeprefix("sm_"))
+
+
 def proposals_of(region: Region, sm: int, rights: Collection[str]) -> tuple[kernels.Proposal, ...]:
-    """The kernels that a search compiles for an island, the likeliest first; `rights` as for `kernels.propose`."""
+    """The kernels that a search without timings compiles for an island, the likeliest first; `rights` as for `kernels.propose`."""
     found = kernels.propose(region.program, sm, rights)
     return found[: PROPOSALS if any(proposal.family in RACED for proposal in found) else _PROPOSALS_PER_ISLAND]
 

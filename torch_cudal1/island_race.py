@@ -1,20 +1,22 @@
 """Which kernel of an island is fastest, where that can be asked of the island alone: of a matrix product, whose time is its own.
 
-A heat orders the kernels; the fastest that is right is taken. What is put into a model is still asked of the whole model: here only
-the choice among kernels is made, so nothing is judged for speed twice.
+A heat orders the kernels; who made them hears of it and may send one more generation, which has a heat of its own. The fastest that
+is right is taken. What is put into a model is still asked of the whole model: here only the choice among kernels is made, so
+nothing is judged for speed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from torch_cudal1 import judge
-from torch_cudal1.judge.heat import heat
+from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.place import Place
 from torch_cudal1.records import Candidate, Region, Rejected
 
-__all__ = ["PROPOSALS", "RACED", "fastest_right", "rights_of"]
+__all__ = ["PROPOSALS", "RACED", "Breeder", "fastest_right", "rights_of"]
 
 # families of which several kernels are timed
 RACED = ("gemm", "conv", "attention", "scan", "pooling")
@@ -23,30 +25,49 @@ _APART = 5e-5  # rms: sums in another order differ by 1e-7 to 1e-5, TF32 and fp3
 PROPOSALS = 4  # of them: the bound that orders them is rough; each costs seconds of a compiler
 
 
+class Breeder(Protocol):
+    """Whoever made the kernels of a heat and may have more."""
+
+    def heard(self, times_us: Sequence[tuple[Candidate, float | None]]) -> None:
+        """What each kernel of a heat took; None where it did not run or was wrong."""
+
+    def next_ones(self) -> Sequence[Candidate | Rejected]:
+        """The next generation, built; () where nothing is hoped for or no time is left."""
+        ...
+
+
 def rights_of(place: Place) -> tuple[str, ...]:
     """The op classes whose products may be as inexact as TF32's; none under "strict"."""
     return () if place.contract.precision == "strict" else place.contract.rights
 
 
 def fastest_right(
-    region: Region, answers: Sequence[Candidate | Rejected], place: Place, job: judge.Job, deadline: float, *, checked: bool = True
+    region: Region,
+    answers: Sequence[Candidate | Rejected],
+    place: Place,
+    job: judge.Job,
+    deadline: float,
+    *,
+    checked: bool = True,
+    breeder: Breeder | None = None,
 ) -> tuple[Candidate | None, list[Rejected]]:
     """The fastest of the built kernels that beats eager and is right, and why those before it are not it.
 
     With `checked` False it is only not grossly wrong: for a region that is judged as a whole anyway.
     """
     reasons: list[Rejected] = []
-    built: list[Candidate] = []
-    for one in answers:
-        if isinstance(one, Rejected):
-            reasons.append(one)
-        elif revoked := place.cache.revoked(one.program):
-            reasons.append(Rejected(revoked, "revoked"))
-        else:
-            built.append(one)
+    built = _admitted(answers, place, reasons)
     if built and judge.working_s() > deadline:
         return None, [*reasons, Rejected("the budget was spent", "budget")]
-    for candidate in _by_speed(region, built, job, reasons):
+    found = heat(region, built, job) if built else Heat(0.0, {}, {})
+    if built and breeder is not None:
+        breeder.heard(_times(built, found))
+        later = _admitted(breeder.next_ones(), place, reasons)
+        if later and judge.working_s() <= deadline:
+            again = heat(region, later, job)
+            breeder.heard(_times(later, again))
+            found, built = _joined(found, again, len(built)), [*built, *later]
+    for candidate in _by_speed(region, built, found, job, reasons):
         if not checked:
             return candidate, reasons
         verdict = judge.check(region, candidate, replace(job, examples=None, book={}))
@@ -57,15 +78,29 @@ def fastest_right(
     return None, reasons
 
 
-def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
+def _admitted(answers: Sequence[Candidate | Rejected], place: Place, reasons: list[Rejected]) -> list[Candidate]:
+    """Those that were built and nobody revoked; why the others are not goes to `reasons`."""
+    built: list[Candidate] = []
+    for one in answers:
+        if isinstance(one, Rejected):
+            reasons.append(one)
+        elif revoked := place.cache.revoked(one.program):
+            reasons.append(Rejected(revoked, "revoked"))
+        else:
+            built.append(one)
+    return built
+
+
+def _times(ran: Sequence[Candidate], found: Heat) -> list[tuple[Candidate, float | None]]:
+    return [(one, found.medians_us.get(at)) for at, one in enumerate(ran)]
+
+
+def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
     """Those that beat eager, fastest first; why the others do not goes to `reasons`.
 
     Those whose results are apart from eager's as only another precision makes them come last: eager's convolutions use TF32 or not,
     as cuDNN has it, and a candidate is held to eager's error.
     """
-    if not built:
-        return []
-    found = heat(region, built, job)
     reasons += [Rejected(reason, "heat") for reason in found.failures.values()]
     order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
@@ -73,3 +108,12 @@ def _by_speed(region: Region, built: Sequence[Candidate], job: judge.Job, reason
     slow = [at for at in order if found.medians_us[at] >= found.eager_us]
     reasons += [Rejected(f"takes {found.medians_us[at]:.1f} us, eager {found.eager_us:.1f} us", "heat") for at in slow]
     return [built[at] for at in sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)]
+
+
+def _joined(first: Heat, second: Heat, count: int) -> Heat:
+    """Two heats as one, the second's positions from `count` on; its times in units of its own eager, as clocks may have changed."""
+    scale = first.eager_us / second.eager_us if second.eager_us else 1.0
+    later = {at + count: us * scale for at, us in second.medians_us.items()}
+    failures = {at + count: why for at, why in second.failures.items()}
+    apart = {at + count: far for at, far in second.apart.items()}
+    return Heat(first.eager_us, {**first.medians_us, **later}, {**first.failures, **failures}, {**first.apart, **apart})

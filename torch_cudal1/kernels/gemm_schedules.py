@@ -16,7 +16,7 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.plan import Proposal, shared_limit
 from torch_cudal1.kernels.products import Product, streamed
 
-__all__ = ["FP32_METHODS", "METHODS", "Schedule", "read", "schedules"]
+__all__ = ["FP32_METHODS", "METHODS", "Schedule", "in_order", "read", "schedules"]
 
 _SMS, _BYTES_PER_S, _LAUNCH_S = 132, 4.0e12, 3e-6  # H200; elsewhere only ratios matter, and the judge measures
 
@@ -137,14 +137,19 @@ _LEAST_STREAMED = 8  # rows of the other operand: below, tiles are almost empty
 def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
     """At most `most` schedules for `product` on `sm`, smallest bound first. `rights`: op classes that may use TF32.
 
-    Each further schedule of a method counts as slower: the first few should differ in what the bound does not know.
+    Of a method the first few should differ in what the bound does not know.
     """
     found = [s for name in METHODS if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
+    return in_order(product, found)[:most]
+
+
+def in_order(product: Product, found: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    """Smallest bound first, where each further schedule of a method counts as slower."""
     ranked: list[tuple[float, Schedule]] = []
     for one in sorted(found, key=lambda s: bound_s(product, s)):
         before = sum(s.method == one.method for _, s in ranked)
         ranked.append((bound_s(product, one) * _SAME_METHOD**before, one))
-    return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0])[:most])
+    return tuple(one for _, one in sorted(ranked, key=lambda pair: pair[0]))
 
 
 def read(proposal: Proposal) -> Schedule:

@@ -2,20 +2,18 @@
 
 So all members of a group and all ranks show the same ones, without saying so to each other. What is drawn is shown worst to best.
 `Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands` its alternative; `Uniform` and `Nothing` are what it compares
-with. Scores are compared as logarithms and in units of the task's own spread: the paper leaves temperature and bucket width open,
-and no fixed one fits tasks whose speed-ups differ.
+with; how buckets are made and drawn from is `learned.buckets`'s.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import random
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from torch_cudal1.learned.buckets import bucketed, contrasting, softmax_draw, standard_scores
 from torch_cudal1.training.database import Entry, View
 from torch_cudal1.training.records import Exemplar
 
@@ -82,18 +80,15 @@ class Buckets:
 
     def draw(self, seed: int, task: str, view: View) -> list[Entry]:
         """Equation 1."""
+        known = view.entries(task)
         dice = _dice("bucket", seed, task, view)
-        buckets = self.buckets(view.entries(task))
-        drawn = _softmax_draw([mean for mean, _ in buckets], self.tau, self.count, dice)
-        return [dice.choice(buckets[index][1]) for index in drawn]
+        drawn = contrasting([one.score for one in known], dice, count=self.count, tau=self.tau, width=self.width)
+        return [known[index] for index in drawn]
 
     def buckets(self, known: Sequence[Entry]) -> list[tuple[float, list[Entry]]]:
         """The buckets of a task, slowest first: mean standard score, programs."""
-        scores = _standard_scores(known)
-        found: dict[int, list[int]] = {}
-        for index, score in enumerate(scores):
-            found.setdefault(math.floor((score - min(scores)) / self.width), []).append(index)
-        return [(statistics.fmean(scores[i] for i in members), [known[i] for i in members]) for _, members in sorted(found.items())]
+        found = bucketed([one.score for one in known], self.width)
+        return [(mean, [known[index] for index in members]) for mean, members in found]
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,8 @@ class Islands:
         if not inhabited:
             return []
         known = dice.choice(inhabited)
-        return [known[index] for index in _softmax_draw(_standard_scores(known), self.tau, self.count, dice)]
+        scores = standard_scores([one.score for one in known])
+        return [known[index] for index in softmax_draw(scores, self.tau, self.count, dice)]
 
     def population(self, task: str, view: View) -> list[list[Entry]]:
         """Who lives where."""
@@ -171,25 +167,3 @@ def _dice(what: str, seed: int, task: str, view: View) -> random.Random:
     """The same on every machine: not Python's salted hash."""
     key = hashlib.sha256(f"{what}\0{seed}\0{task}\0{view.generation}".encode()).digest()
     return random.Random(int.from_bytes(key[:8], "big"))
-
-
-def _standard_scores(known: Sequence[Entry]) -> list[float]:
-    """Log-scores less their mean, in standard deviations; zeros where all are equal."""
-    logs = [math.log(entry.score) for entry in known]
-    if len(logs) < 2:
-        return [0.0] * len(logs)
-    mean, deviation = statistics.fmean(logs), statistics.stdev(logs)
-    return [(log - mean) / deviation if deviation > 1e-9 else 0.0 for log in logs]
-
-
-def _softmax_draw(scores: Sequence[float], tau: float, count: int, dice: random.Random) -> list[int]:
-    """Indices without repetition, each draw with probability ~ exp(score / tau) among what is left."""
-    left = list(range(len(scores)))
-    drawn: list[int] = []
-    while left and len(drawn) < count:
-        highest = max(scores[i] for i in left)
-        weights = [math.exp((scores[i] - highest) / tau) for i in left]
-        (index,) = dice.choices(left, weights)
-        left.remove(index)
-        drawn.append(index)
-    return drawn
