@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -90,7 +91,8 @@ def _lines(path: Path) -> Iterator[Line]:
 
 def _made(jobs: list[Job], options: argparse.Namespace) -> Iterator[Line]:
     began = time.monotonic()
-    with ProcessPoolExecutor(options.jobs, get_context("spawn"), _open, (options.device, options.fresh)) as pool:
+    share = fair_share(len(os.sched_getaffinity(0)), options.jobs)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn"), _open, (options.device, options.fresh, share)) as pool:
         running = [pool.submit(_judged, job, options.profile) for job in jobs]
         for number, future in enumerate(as_completed(running), 1):
             try:
@@ -102,7 +104,22 @@ def _made(jobs: list[Job], options: argparse.Namespace) -> Iterator[Line]:
             yield line
 
 
-def _open(device: str, fresh: bool) -> None:
+def fair_share(cores: int, jobs: int) -> int:
+    """How many threads one team of OpenMP's may have beside those of the other jobs."""
+    return max(1, cores // jobs)
+
+
+def limit_threads(share: int) -> None:
+    """Of the children that this process starts; a limit that the user has set stays.
+
+    They compute with one thread, but OpenMP knows that of the thread that said so only: each further one of a candidate called from
+    four threads at once gets a team as large as the machine, 128 threads on 32 cores.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+
+
+def _open(device: str, fresh: bool, share: int) -> None:
+    limit_threads(share)
     stack = ExitStack()
     if not fresh:
         stack.enter_context(forked_children())
