@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.learned.islands import SIZES, island, product, took_us
 from torch_cudal1 import island_kernels, island_race, judge, kernels, observe, pipeline
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.graph.partition import Island, is_product, partition
@@ -19,9 +20,11 @@ from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.island_race import fastest_right, rights_of
 from torch_cudal1.judge.heat import Heat
 from torch_cudal1.kernels import Proposal
+from torch_cudal1.kernels.lower import propose
+from torch_cudal1.kernels.traits import Island as Traits
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Check, Contract, Region, Target, Verdict
+from torch_cudal1.records import Candidate, Check, Contract, Miss, Region, Target, Verdict
 from torch_cudal1.search import Standing, islands_of, search
 from torch_cudal1.settings import Settings
 
@@ -270,3 +273,50 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     best, _ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
     assert best is not None
     assert best.techniques == ("gemm", "best")
+
+
+def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first search takes the family's order; after heats of other shapes it compiles others, and one generation more."""
+    made: dict[int, tuple[Candidate, Proposal]] = {}
+    compiled: list[Proposal] = []
+
+    def build(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate, ...]:
+        answers = built(region, [Proposal("gemm", {"name": str(at)}) for at in range(len(proposals))])
+        made.update({id(one): (one, proposal) for one, proposal in zip(answers, proposals, strict=True)})
+        compiled.extend(proposals)
+        return answers
+
+    def heat(region: Region, candidates: Sequence[Candidate], job: judge.Job) -> Heat:
+        subject = island_of_region(region)
+        return Heat(1e9, {at: took_us(subject, made[id(one)][1]) for at, one in enumerate(candidates)}, {})
+
+    monkeypatch.setattr(kernels, "propose", propose)
+    monkeypatch.setattr(island_kernels, "PROPOSALS", 4)
+    monkeypatch.setattr(judge, "build", build)
+    monkeypatch.setattr("torch_cudal1.built.kept", lambda *given: Miss("absent"))
+    monkeypatch.setattr("torch_cudal1.built.keep", lambda *given: None)
+    monkeypatch.setattr(judge, "in_background", lambda threads, build, *given: _done(build(*given)))
+    monkeypatch.setattr(island_race, "heat", heat)
+    held_out, *others = (Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1]))
+    own = propose(held_out.program, 90)[:4]
+    assert kernels_of(place)._proposals(held_out) == own
+    taught = kernels_of(place)
+    for region in others:
+        taught._kernel(region, taught.job, checked=False)
+    compiled.clear()
+    kernel, _ = kernels_of(place)._kernel(held_out, taught.job, checked=False)
+    assert kernel is not None
+    assert set(compiled[:4]) != set(own)
+    assert own[0] in compiled
+    assert len(compiled) == len(set(compiled))
+    subject = island(*SIZES[-1])
+    best = made[id(kernel)][1]
+    assert took_us(subject, best) == min(took_us(subject, one) for one in compiled)
+    assert took_us(subject, best) <= min(took_us(subject, one) for one in own)
+
+
+def island_of_region(region: Region) -> Traits:
+    (m, k), (_, n) = (spec.shape for spec in region.program.inputs)
+    return island(m, n, k)
