@@ -185,6 +185,7 @@ def test_only_the_state_whose_buckets_disagree_gets_three_times_the_pairs() -> N
 
 
 WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for first in (1.2, 0.3, 0.95))
+LEVEL = [0.9, 1.2, 0.95, 1.0, 1.1, 1.01, 0.97] * 5  # across the margin, and about 1
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for f
         ("widen", SLOWER, WIDE, 1),  # the lower one decides, and lies below it
         ("widen", ACROSS, WIDE, 3),  # 0.95 to 1.27, then more
         ("widen", STEADY, ACROSS, 3),
+        ("widen", LEVEL, WIDE, 1),  # whatever its interval, its centre is far from the margin
         ("reject", WIDE, STEADY, 3),  # disagreement is a reason to refuse: more pairs may settle it
     ],
 )

@@ -90,7 +90,8 @@ class Local:
 
 def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
     """Seven buckets for each state of the cache; twice, then `plan.rounds` times as many where they disagree, time allows and the
-    disagreement leaves open on which side of `plan.margin` the speed-up is. Of slow calls 3 to 6 pairs where these settle that.
+    disagreement leaves open on which side of `plan.margin` the speed-up is: not where its centre is nearer to 1 than to the margin.
+    Of slow calls 3 to 6 pairs where these settle that.
 
     Raises ValueError for samples that mean nothing.
     """
@@ -108,6 +109,7 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
                 break
         took = time.monotonic() - started
         settled = all(summary.steady for summary in summaries.values()) or _decided(plan, pairs, summaries)
+        settled = settled or _far_from_margin(plan, summaries)
         if settled or took * (done + 1) / done > plan.budget_s:
             break
     return Measurement(plan, summaries, (sides[0].first_us, sides[1].first_us), done, time.monotonic() - started)
@@ -137,6 +139,11 @@ def _decided(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2,
     assert plan.margin is not None
     below = any(each.high < plan.margin for each in summaries.values())
     return below or all(each.low >= plan.margin for each in summaries.values()) or _hopeless(pairs, plan.margin)
+
+
+def _far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
+    """Whether after a whole round some state's centre is not even half-way to the margin: no lower bound will come to lie above it."""
+    return _by_margin(plan) and any(each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values())
 
 
 def _hopeless(pairs: Mapping[L2, Pairs], margin: float) -> bool:
