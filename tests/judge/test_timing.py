@@ -185,7 +185,7 @@ def test_only_the_state_whose_buckets_disagree_gets_three_times_the_pairs() -> N
 
 
 WIDE, SLOWER, ACROSS = ([first * 1.05**position for position in range(30)] for first in (1.2, 0.3, 0.95))
-LEVEL = [1.01, 1.3, 1.01, 1.3, 1.01, 1.3, 1.01] * 5  # across the margin, too few below it for a sign test
+LEVEL = [1.01, 1.01, 1.3, 1.3] * 10  # across the margin, too few below it for a sign test
 
 
 @pytest.mark.parametrize(
