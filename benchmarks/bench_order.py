@@ -212,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for one in summary:
         shares = "  ".join(f"{count}: {share:.3f}" for count, share in one["mean_share_after"].items())
         print(f"{one['kind']:15}{one['strategy']:20}{shares}   off: {one['mean_off']}")
-    report.save(args.out, report.document("order", {}, rows, means=summary))
+    report.save(args.out, report.document("order", {}, rows, environment=report.environment(), means=summary))
     return 0
 
 

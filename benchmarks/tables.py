@@ -65,6 +65,8 @@ def render(results: Path) -> str:
         lines += ["", *_ranks(name, load(results / name))]
     for path in sorted(results.glob("h200-gemm*.json")):
         lines += ["", *_products(path.name, load(path))]
+    for path in sorted(results.glob("schedule-order*.json")):
+        lines += ["", *_orders(path.name, load(path))]
     for path in sorted(results.glob("h200-conv*.json")):
         lines += ["", *_convolutions(path.name, load(path))]
     for path in sorted(results.glob("h200-families*.json")):
@@ -219,6 +221,17 @@ def _products(name: str, found: Mapping[str, Any]) -> list[str]:
     for row in finals:
         ratios = " | ".join(_interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32"))
         lines.append(f"| {row['name']} | {row['us']:.1f} | {ratios} |")
+    return lines
+
+
+def _orders(name: str, found: Mapping[str, Any]) -> list[str]:
+    counts = list(found["means"][0]["mean_share_after"])
+    titles = "".join(f" {count} |" for count in counts)
+    lines = [*_heading(name, found), f"| best known time over best measured, after | |{titles}", "|---|---|" + "---|" * len(counts)]
+    shown = [(f"{row['kind']}, mean of {row['cases']}", row["strategy"], row["mean_share_after"]) for row in found["means"]]
+    shown += [(f"{row['kind']}: {row['case']}", row["strategy"], row["share_after"]) for row in found["rows"]]
+    for case, strategy, after in shown:
+        lines.append(f"| {case} | {strategy} | {' | '.join(f'{after[count]:.3f}' for count in counts)} |")
     return lines
 
 

@@ -15,7 +15,7 @@ from torch_cudal1 import generations, observe
 from torch_cudal1.generations import Generations
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.learned.learner import Learner
-from torch_cudal1.learned.timings import add, read
+from torch_cudal1.learned.timings import Timing, add, read
 from torch_cudal1.records import Candidate, Region, Rejected
 
 HELD_OUT = (4096, 2048, 4096)
@@ -56,7 +56,7 @@ def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_pat
     learner, proposals, subject = a_learner(tmp_path, known=False), family(*HELD_OUT)[:3], island(*HELD_OUT)
     race, answers = a_race(learner, []), built(proposals)
     race.made(proposals, answers)
-    race.heard([(answers[0], 5.0), (answers[1], None), (answers[2], 7.0)])
+    race.heard([(one, us) for one, us in zip(answers, (5.0, None, 7.0), strict=True) if isinstance(one, Candidate)])
     kept = read(learner.path)
     assert [(one.config, one.us) for one in kept] == [(dict(proposals[0].config), 5.0), (dict(proposals[2].config), 7.0)]
     assert kept[0].sizes == subject.sizes
@@ -93,7 +93,10 @@ def test_compilers_are_waited_for_within_the_share_only(tmp_path: Path, monkeypa
     answers = built(family(*HELD_OUT)[:4])
     race.made(family(*HELD_OUT)[:4], answers)
     subject = island(*HELD_OUT)
-    race.heard([(one, took_us(subject, p)) for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True)])
+    times = [
+        (one, took_us(subject, p)) for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True) if isinstance(one, Candidate)
+    ]
+    race.heard(times)
     race.learner.model("gemm")  # made anew for what was heard; not what is timed here
     begun = time.monotonic()
     assert race.next_ones() == ()
@@ -137,7 +140,12 @@ def test_a_file_that_cannot_be_written_stops_no_search(tmp_path: Path) -> None:
 
 def test_the_file_is_not_read_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    monkeypatch.setattr("torch_cudal1.learned.learner.read", lambda path: reads.append(path) or [])
+
+    def reading(path: Path) -> list[Timing]:
+        reads.append(path)
+        return []
+
+    monkeypatch.setattr("torch_cudal1.learned.learner.read", reading)
     learner = Learner(tmp_path / "one.jsonl", 90, ())
     assert reads == []
     learner.model("gemm")

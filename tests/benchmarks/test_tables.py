@@ -25,6 +25,7 @@ NAMED_BY = {
     "cache": ("name",),
     "judge": ("candidate", "form"),
     "gemm": ("name",),
+    "order": ("kind", "case", "strategy"),
     "families": ("case",),
     "fleet": ("workers", "tasks"),
     "ranks": ("devices", "backend", "scene"),

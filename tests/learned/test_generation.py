@@ -69,11 +69,19 @@ def test_the_same_race_has_the_same_children() -> None:
 
 
 def test_what_needs_more_than_the_device_has_is_not_legal() -> None:
-    config = {"method": "bf16x6", "rows": 128, "columns": 128, "depth": 32, "warps": 8, "stages": 3, "group": 8, "split": 1}
+    config: dict[str, int | str | bool] = {
+        "method": "bf16x6",
+        "rows": 128,
+        "columns": 128,
+        "depth": 32,
+        "warps": 8,
+        "stages": 3,
+        "group": 8,
+        "split": 1,
+    }
     config |= {"promote": 1, "cluster": 1}
-    fits, deep, wide, odd = (
-        Proposal("gemm", config | change) for change in ({}, {"stages": 16}, {"columns": 256, "warps": 4}, {"rows": 96})
-    )
+    changes: tuple[dict[str, int | str | bool], ...] = ({}, {"stages": 16}, {"columns": 256, "warps": 4}, {"rows": 96})
+    fits, deep, wide, odd = (Proposal("gemm", config | change) for change in changes)
     assert allowed([fits, deep, wide, odd, Proposal("conv", config)]) == (fits,)
 
 
@@ -87,7 +95,7 @@ def test_a_child_has_its_fields_from_its_parents_or_a_step_beside() -> None:
         assert len(moved) <= 1
         for name in moved:
             value = child.config[name]
-            own_numbers = [one.config[name] for one in parents if isinstance(one.config[name], int)]
+            own_numbers = [one.number(name, 0) for one in parents if isinstance(value, int)]
             assert value in known[name] or value in {n * 2 for n in own_numbers} | {n // 2 for n in own_numbers}
 
 

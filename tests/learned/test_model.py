@@ -14,6 +14,7 @@ from tests.learned.islands import SIZES, family, island, timings, took_us
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.learned.forest import fit
 from torch_cudal1.learned.model import CostModel, Unknown, disorder, learn
+from torch_cudal1.learned.timings import Timing
 
 
 def test_a_forest_finds_steps_and_products_and_the_same_ones_every_time() -> None:
@@ -87,7 +88,7 @@ def test_times_that_nothing_explains_are_no_model() -> None:
 
 
 @pytest.mark.parametrize(("few", "why"), [(timings(SIZES[:5]), "5 islands"), (timings()[:20], "20 timings"), ([], "0 timings")])
-def test_of_too_few_timings_nothing_is_claimed(few: list, why: str) -> None:
+def test_of_too_few_timings_nothing_is_claimed(few: list[Timing], why: str) -> None:
     found = learn(few, "gemm")
     assert isinstance(found, Unknown)
     assert why in found.reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.learned.islands import SIZES, family, island, timings, took_us
@@ -21,8 +23,8 @@ class Liar(CostModel):
     def __init__(self) -> None:
         pass
 
-    def guess(self, island: Island, proposals: list) -> list[Guess]:
-        return [Guess(100.0 * 4.0 ** -one.config["at"], 1.0) for one in proposals]
+    def guess(self, island: Island, proposals: Sequence[Proposal]) -> list[Guess]:
+        return [Guess(100.0 * 4.0 ** -one.number("at", 0), 1.0) for one in proposals]
 
 
 def test_without_a_model_the_order_is_todays() -> None:

@@ -20,7 +20,7 @@ from torch_cudal1.learned.timings import Config, Timing
 
 __all__ = ["CostModel", "Guess", "Unknown", "learn"]
 
-_MOST = 3000  # newest records: more are fitted no better, and slower
+_MOST = 2000  # newest records: more are fitted no better, and slower
 _LEAST, _ISLANDS = 24, 6  # records and islands, below which nothing is claimed
 _BETTER = 0.9  # of the bound's error in ordering unseen islands' kernels
 _SAME = 0.02  # log2 of a ratio of times below which an order is no matter
@@ -57,7 +57,7 @@ class CostModel:
     """A believed forest. `columns` names its features; `errors`: of the model and of the bound on unseen islands."""
 
     family: str
-    columns: Mapping[str, int]
+    columns: tuple[str, ...]
     forest: Forest
     errors: tuple[float, float]
 
@@ -80,7 +80,7 @@ def learn(timings: Sequence[Timing], family: str) -> CostModel | Unknown:
     if len(known) < _LEAST or len(islands) < _ISLANDS:
         return Unknown(f"{len(known)} timings of {len(islands)} islands; a model takes {_LEAST} of {_ISLANDS}")
     named = [_named(one.sizes, one.config, one.bound_us) for one in known]
-    columns = {name: at for at, name in enumerate(sorted({name for names in named for name in names}))}
+    columns = tuple(sorted({name for names in named for name in names}))
     rows, groups = _table(named, columns), torch.tensor([islands[one.island] for one in known])
     values = torch.tensor([math.log2(one.us / one.bound_us) for one in known], dtype=torch.float64)
     forest = fit(rows, values, groups)
@@ -119,10 +119,6 @@ def _named(sizes: Mapping[str, int], config: Config, bound_us: float) -> dict[st
     return found
 
 
-def _table(named: Sequence[Mapping[str, float]], columns: Mapping[str, int]) -> Tensor:
-    rows = torch.full((len(named), len(columns)), _ABSENT, dtype=torch.float64)
-    for at, names in enumerate(named):
-        for name, value in names.items():
-            if name in columns:
-                rows[at, columns[name]] = value
-    return rows
+def _table(named: Sequence[Mapping[str, float]], columns: Sequence[str]) -> Tensor:
+    rows = [[names.get(column, _ABSENT) for column in columns] for names in named]
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(named), len(columns))
