@@ -208,7 +208,7 @@ def _judged(task: _Task, device_name: str) -> Row:
         return row | {"judge": _answer(_program(file, task.side, device))}
     reference = getattr(module, "TWIN_REFERENCE", module.REFERENCE) if task.side == "honest" else module.REFERENCE
     candidate = getattr(module, task.side.upper())
-    job = PairJob(Settings(candidate_timeout_s=_TIMEOUT_S), Contract(), device, case.first_profile)
+    job = PairJob(Settings(candidate_timeout_s=_TIMEOUT_S), Contract(), device, case.first_profile, all_pairs=True)
     with PairCourt(job) as court:
         found = court.judge(reference, candidate, timed=case.timed)
     return row | {"judge": _answer(found.verdict), "kernelbench": kernelbench(reference, candidate, device)}

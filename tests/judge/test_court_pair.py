@@ -7,11 +7,15 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from torch_cudal1.judge import court_pair
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.records import Contract, Rejected
 from torch_cudal1.settings import Settings
@@ -145,3 +149,24 @@ def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(court: Pair
     source, word = UNUSABLE[name]
     with pytest.raises(ReferenceFailure, match=word):
         court.judge(source, HONEST)
+
+
+@pytest.mark.parametrize(("all_pairs", "margin"), [(False, Settings().margin), (True, None)])
+def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
+    all_pairs: bool, margin: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[TimingPlan] = []
+
+    def timed(trial: object, baseline: object, plan: TimingPlan) -> None:
+        plans.append(plan)
+        raise CandidateFailure("timing", "enough is known", "unstable")
+
+    ranked = SimpleNamespace(best="eager", sets=("first",), medians_us={})
+    monkeypatch.setattr(court_pair, "time_pair", timed)
+    monkeypatch.setattr(court_pair, "slot_of", lambda subject, name: name)
+    monkeypatch.setattr(PairCourt, "_ranked", lambda self, bench: (bench, ranked))
+    with PairCourt(PairJob(Settings(), Contract(), CPU, all_pairs=all_pairs)) as court:
+        failure = court.judge(REFERENCE, HONEST).verdict.failure
+    assert failure is not None
+    assert failure.name == "unstable"
+    assert [plan.margin for plan in plans] == [margin]

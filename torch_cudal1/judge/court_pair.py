@@ -59,6 +59,8 @@ class PairJob:
     """Under what pairs are judged.
 
     `gradients`: the candidate must have the reference's gradients too. `trust`: in the reference; a candidate has none.
+    `all_pairs`: the clock takes all its pairs, also where the first ones show that the candidate will not be fast enough: who asks
+    what a candidate does in many calls, not whether to use it.
     """
 
     settings: Settings
@@ -67,6 +69,7 @@ class PairJob:
     profile: TimingProfile = "fast"
     gradients: bool = True
     trust: Trust = "own"
+    all_pairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -281,7 +284,8 @@ class PairCourt:
         assert isinstance(trial.subject, PairSubject)
         slot = slot_of(trial.subject, baselines.best)
         side = ChildSpinner(trial.subject.oracle, slot, list(baselines.sets))
-        return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=self.job.settings.margin))
+        margin = None if self.job.all_pairs else self.job.settings.margin
+        return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
 
     def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:
         """The same with the candidate in a process that has run nothing else. Raises CandidateFailure."""
