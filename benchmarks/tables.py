@@ -37,7 +37,7 @@ _OVERHEAD = (
 )
 _REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
-_JUDGE = ("cpu-judge.json", "h200-judge.json")
+_JUDGE = ("cpu-judge.json", "h200-judge.json", "h200-judge-sources.json")
 _FLEET = ("h200-fleet.json",)
 _RANKS = ("h200-ranks-2.json", "h200-ranks-4.json")
 _OURS = "cudal1.accelerate"
