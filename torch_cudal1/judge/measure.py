@@ -142,7 +142,7 @@ def _decided(plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2,
 
 
 def _far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary]) -> bool:
-    """Whether after a whole round some state's centre is not even half-way to the margin: no lower bound will come to lie above it."""
+    """Whether after a whole round some state's centre is not even half-way to the margin: no lower bound will come above it."""
     return _by_margin(plan) and any(each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values())
 
 
