@@ -181,21 +181,18 @@ def _in_place(
     """
     from torch_cudal1.in_place import Graph, better, faster_step
 
-    runs, own = chosen
+    asked, own = chosen
     graph = Graph(inputs, place.device, cache(lambda: _inductor(gm, inputs, options)), traced.is_pure, raced)
     trains = any(part.kind == "backward" for part in traced.graphs)
     written = traced.written if trains and not options.get("triton.cudagraphs") else None
-    if runs != "inductor":
+    if asked != "inductor":
         won, call = better(graph, own) if written is None else faster_step(graph, own(graph.inductor), written)
-        if won == "ours":
-            return runs, call
-        runs = "inductor"
-        if written is None:
-            return runs, call
+        if won == "ours" or written is None or asked == "eager":
+            return asked if won == "ours" else "inductor", call
     if written is None:
-        return runs, None
+        return asked, None
     won, call = faster_step(graph, gm.forward, written, floor=MORE_THAN_NOISE)
-    return "eager" if won == "ours" else runs, call
+    return "eager" if won == "ours" else "inductor", call
 
 
 def _remembered(
