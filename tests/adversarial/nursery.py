@@ -1,14 +1,13 @@
 """Every child of the judge forked from one process that has done the imports: tests of hundreds of candidates take minutes less.
 
-That process is started once for a test process, at five seconds of a CPU, and ends with it. Tests of the sandbox itself do without.
+The tests of the sandbox itself do without.
 """
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partialmethod
+from functools import partialmethod
 
 import pytest
 
@@ -20,14 +19,7 @@ __all__ = ["forked_children"]
 
 @contextmanager
 def forked_children() -> Iterator[None]:
-    """Every child that is started within the block is forked, unless a tool starts it; it ends where its own block does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Child, "__init__", partialmethod(Child.__init__, nursery=_nursery()))
+    """Every child that is started within the block is forked, unless a tool starts it; none outlives it."""
+    with Nursery() as nursery, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Child, "__init__", partialmethod(Child.__init__, nursery=nursery))
         yield
-
-
-@cache
-def _nursery() -> Nursery:
-    made = Nursery()
-    atexit.register(made.close)
-    return made

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.adversarial.mutants import REGIONS, Mutant, mutants
-from tests.adversarial.nursery import forked_children
 from tests.adversarial.plans import candidate
 from torch_cudal1.judge.contract import contract
 from torch_cudal1.judge.profiles import PROFILES
@@ -28,7 +27,7 @@ BOOK: Book = {}
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
         yield running
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
 from tests.judge.programs import V, candidate, linear_relu, op, subject
 from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.judge.bands import BAND_BYTES, SOLID, Bands, expected
@@ -230,7 +229,7 @@ Judge = Callable[..., Verdict]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
         yield running
 
 

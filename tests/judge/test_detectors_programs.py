@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
 from tests.judge.programs import V, candidate, linear_relu, op, spec, subject
 from torch_cudal1.judge.compare import compare, proven_ties
 from torch_cudal1.judge.detectors import Detector
@@ -56,7 +55,7 @@ Judge = Callable[..., list[Check]]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
         yield running
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
 from tests.judge.programs import V, candidate, linear_relu, op, spec
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.compare import EAGERS_OWN
@@ -76,7 +75,7 @@ class Counted(RegionSubject):
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
         yield running
 
 

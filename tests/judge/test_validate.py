@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, subject, with_steps
 from torch_cudal1.judge.compare import compare
 from torch_cudal1.judge.contract import contract
@@ -33,7 +32,7 @@ Judge = Callable[..., Verdict]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as running:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
         yield running
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.adversarial.nursery import forked_children
 from tests.judge.programs import candidate, linear_relu, subject
 from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.judge.detectors import vast
@@ -69,7 +68,7 @@ def test_what_does_not_fit_into_memory_is_not_asked(bench: SourceBench, monkeypa
 
 def test_programs_are_not_asked_and_weaker_profiles_ask_nobody() -> None:
     region = linear_relu()
-    with forked_children(), Child(limits_for(Settings(), CPU), Contract()) as child:
+    with Child(limits_for(Settings(), CPU), Contract()) as child:
         (check,) = vast.vast_shapes(Trial(subject(region), candidate(region.program), Contract(), CPU, child))
     assert "not applicable" in check.detail
     asked = {name: vast.vast_shapes in detectors_of(profile) for name, profile in PROFILES.items()}
