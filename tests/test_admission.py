@@ -381,18 +381,18 @@ def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(inductor_config.cpp, "cxx", (None, "g++"))
     try:
-        assert now() == ["", ""]
-        for name in ("g++", "other", "gcc"):
-            (tmp_path / name).write_text("#!/bin/sh")
-            (tmp_path / name).chmod(0o755)
-        first, for_gpu = now()
-        assert "" not in (first, for_gpu)
-        assert first != for_gpu
-        (tmp_path / "g++").unlink()
-        assert now() == ["", for_gpu]
-        (tmp_path / "g++").symlink_to(tmp_path / "other")
-        assert first not in now()
+        with inductor_config.patch({"cpp.cxx": (None, "g++")}):  # pytest's own patch would delete the option when it is undone
+            assert now() == ["", ""]
+            for name in ("g++", "other", "gcc"):
+                (tmp_path / name).write_text("#!/bin/sh")
+                (tmp_path / name).chmod(0o755)
+            first, for_gpu = now()
+            assert "" not in (first, for_gpu)
+            assert first != for_gpu
+            (tmp_path / "g++").unlink()
+            assert now() == ["", for_gpu]
+            (tmp_path / "g++").symlink_to(tmp_path / "other")
+            assert first not in now()
     finally:
         compilers.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,7 @@ def test_plan_compare_weighs_by_what_was_recorded(model: str, tmp_path: Path, ca
     assert rows[L4]["us_per_call"] is None
     assert "9x3, 100 calls" in rows[L4]["missing"][0]
     Path(model).write_text(SOURCE.replace("Linear(3, 2)", "Linear(3, 4)"))
+    os.utime(model, (0, 0))  # Python takes a file of the same size and second for the one that it compiled
     assert main([*line, f"{model}:make"]) == 2
     assert "holds no call of Linear" in capsys.readouterr().err
     assert main([*line[:-1], str(tmp_path / "none"), f"{model}:make"]) == 2

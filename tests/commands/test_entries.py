@@ -97,7 +97,10 @@ def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(cache: Path, caps
     assert [b["path"] for b in told["broken"]] == [str(path)]
 
 
-def test_list_show_and_verify_say_what_was_tuned_without_inductor(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_show_and_verify_say_what_was_tuned_without_inductor(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     folder = ("--cache-dir", str(cache))
     for command in ("list", "verify"):
         assert "without Inductor" not in run(capsys, command, *folder)[1]
@@ -107,7 +110,7 @@ def test_list_show_and_verify_say_what_was_tuned_without_inductor(cache: Path, c
         code, out = run(capsys, command, *folder)
         assert code == 0
         assert "1 entry was tuned without Inductor and never measured beside it" in out
-    assert run(capsys, "list", *folder)[1].count("eager (tuned") == 1  # the cell is broken into lines
+    assert run(capsys, "list", *folder)[1].count("eager (tuned") == 1
     shown = run(capsys, "show", entry.region_key, *folder)[1]
     assert [line.split("  ")[-1].strip() for line in shown.splitlines() if line.startswith("tuned")] == ["no C++ compiler"]
     listed = json.loads(run(capsys, "list", "--json", *folder)[1])["entries"]
