@@ -46,7 +46,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_forked_tasks_answer_crash_and_exit_as_started_ones_do(tmp_path: Path, started: list[Any]) -> None:
-    crash, leave, fail = "import os\nos.kill(os.getpid(), 11)", "import os\nprint('gone', flush=True)\nos._exit(3)", "raise OSError('no file')"
+    crash, leave, fail = (
+        "import os\nos.kill(os.getpid(), 11)",
+        "import os\nprint('gone', flush=True)\nos._exit(3)",
+        "raise OSError('no file')",
+    )
     good, crashed, left, failed = rows(tmp_path, SMALL, crash, leave, fail)
     assert {name: one["status"] for name, one in good.row["columns"].items()} == {"eager": "ok", "torch.compile": "ok"}
     told = [one.row["columns"]["eager"]["reason"] for one in (crashed, left, failed)]
