@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# 240 s, at most 400; no GPU, 24 cores: every hacking case that needs no GPU and its honest twin, 20 times each.
+# 390 s a call, many calls; no GPU: every hacking case that needs no GPU and its honest twin, 20 times each: 4,120 judgements, some 2 s
+# of a core or more each.
 # Arguments: repeats and processes (20,24). Lines that are in the results file are not made again.
 set -uo pipefail
 IFS=, read -r repeats jobs <<<"${1:-20,24}"

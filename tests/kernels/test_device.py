@@ -41,7 +41,7 @@ def test_machine_code_matches_float64(name: str) -> None:
             assert got is not None
             assert again is not None
             fact = errors(got, plain, wide)
-            limit = max(2.5 if got.dtype.itemsize == 2 else 32.0 * (1 + far), 2.0 * fact["eager"])
+            limit = max(2.5 if got.dtype.itemsize == 2 else 16.0 * (1 + far), 2.5 * fact["eager"])
             assert fact["spec"], f"{proposal}: dtype, shape or strides differ: {fact}"
             assert fact["special"], f"{proposal}: NaN or infinity misplaced: {fact}"
             assert fact["error"] <= limit, f"{proposal}: error over {limit}: {fact}"
