@@ -55,6 +55,16 @@ def doubled_and_halved(program: Program) -> Program:
     return replace(program, steps=(*program.steps, *steps), outputs=(new + 1, *program.outputs[1:]))
 
 
+def through_a_thousand(program: Program) -> Program:
+    """Results rounded as sums of a thousand are."""
+    first, new = program.outputs[0], program.value_count
+    steps = (
+        Aten("aten.add.Scalar", (Value(first), 1000.0), (), (new,)),
+        Aten("aten.sub.Scalar", (Value(new), 1000.0), (), (new + 1,)),
+    )
+    return replace(program, steps=(*program.steps, *steps), outputs=(new + 1, *program.outputs[1:]))
+
+
 class Worn:
     """Makes every callable built for a candidate wrong after `good` calls of it: 1 % too large from then on."""
 
@@ -97,6 +107,24 @@ def events(what: str) -> list[observe.Event]:
 
 
 # --- what is wrong is found
+
+
+@pytest.mark.parametrize("terms", [1000.0, 1.0])
+def test_what_is_left_of_sums_that_cancel_is_measured_by_their_terms(tmp_path, terms) -> None:
+    """A rounding of sums of 1000 is no mismatch however little of them is left; of sums of 1 it is."""
+    layer = nn.Linear(8, 8, bias=False)
+    with torch.no_grad():
+        layer.weight[:, 4:] = -layer.weight[:, :4]
+    half = terms * (1 + torch.rand(3, 4))
+    x = torch.cat([half, half * (1 + 1e-3 / terms)], 1)
+    plant(layer, x, tmp_path, change=through_a_thousand)
+    accelerated(layer, x, tmp_path)
+    own = layer._call_impl(x)
+    found = layer(x)
+    assert torch_cudal1.report().counters["shadow_checks"] == 1
+    mismatch = terms == 1.0
+    assert torch.equal(found, own) == mismatch  # then the baseline's result is returned
+    assert len(events("mismatch")) == mismatch
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -351,7 +379,7 @@ def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled
     capturing, ran = [True], []
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: capturing[0])
     swapped = SimpleNamespace(quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)])
-    told = SimpleNamespace(key="", mismatch=ran.append)
+    told = SimpleNamespace(key="", mismatch=ran.append, sway=lambda inputs, position: None)
     kernel = lambda inputs: ran.append("kernel") or [torch.ones(2)]
     shadowed = _Shadowed(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
     shadowed._left = 1

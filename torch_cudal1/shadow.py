@@ -6,7 +6,8 @@
 
 A sampled call pays for both runs, for the comparison and, on a GPU, for waiting until it is known; every other call of a watched
 region pays for one Python call; at rate 0 nothing is put in the way. The comparison is the judge's, without a float64 result: it
-finds what is wrong, not what is a little less accurate. A kernel that writes where it must not is not looked for here.
+finds what is wrong, not what is a little less accurate. Where a call differs, float64 runs tell whether sums cancelled, which is
+not wrong. A kernel that writes where it must not is not looked for here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch_cudal1.errors import SettingError
 from torch_cudal1.graph.swap import FAILURES, Around, Swapped, is_sticky, withdraw
 from torch_cudal1.judge.analysis import analyse
 from torch_cudal1.judge.compare import compare, unit_roundoff
+from torch_cudal1.judge.oracle import Infeasible, exact_outputs, sway
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
@@ -114,7 +117,7 @@ class _Shadowed:
             observe.record("shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}")
             return self._runner(inputs)
         results = self._runner(inputs)
-        problem = _difference(results, expected, self._tolerance)
+        problem = _difference(results, expected, self._tolerance, partial(self._told.sway, inputs))
         observe.count("shadow_checks")
         if not problem:
             return results
@@ -133,6 +136,12 @@ class _Told:
     @property
     def key(self) -> str:
         return self.choice.region.key
+
+    def sway(self, inputs: Sequence[torch.Tensor], position: int) -> torch.Tensor | None:
+        """How far an output moves with these inputs, asked where a difference was found: sums may have cancelled."""
+        run = partial(exact_outputs, self.choice.region.program, device=self.place.device)
+        exact = run(inputs)
+        return None if isinstance(exact, Infeasible) else sway(run, inputs, exact)[position]
 
     def mismatch(self, problem: str) -> None:
         """Nothing of this candidate runs after this returns, here or in a later process."""
@@ -157,7 +166,12 @@ class _Told:
                 observe.log.exception("cudal1: on_mismatch raised")
 
 
-def _difference(results: Sequence[Any], expected: Sequence[Any], tolerance: _Tolerance) -> str:
+def _difference(
+    results: Sequence[Any],
+    expected: Sequence[Any],
+    tolerance: _Tolerance,
+    sway: Callable[[int], torch.Tensor | None] = lambda position: None,
+) -> str:
     """What is wrong with the first wrong output, "" if none is. What cannot be compared is not called wrong."""
     if len(results) != len(expected):
         return f"{len(results)} outputs, expected {len(expected)}"
@@ -167,14 +181,16 @@ def _difference(results: Sequence[Any], expected: Sequence[Any], tolerance: _Tol
                 if ours is not own:
                     return f"output {number} is {'missing' if ours is None else 'there'}, and the baseline's is not"
                 continue
-            problem = _output_difference(ours, own, tolerance)
+            problem = _output_difference(ours, own, tolerance, partial(sway, number))
             if problem:
                 return f"output {number}: {problem}"
     return ""
 
 
-def _output_difference(ours: torch.Tensor, own: torch.Tensor, tolerance: _Tolerance) -> str:
-    found = compare(ours, own, None, precision=tolerance.precision, longest=tolerance.longest, drift=tolerance.drift)
+def _output_difference(
+    ours: torch.Tensor, own: torch.Tensor, tolerance: _Tolerance, sway: Callable[[], torch.Tensor | None]
+) -> str:
+    found = compare(ours, own, None, precision=tolerance.precision, longest=tolerance.longest, drift=tolerance.drift, sway=sway)
     if found.passed:
         return ""
     chosen = not (own.dtype.is_floating_point or own.dtype.is_complex) and ours.shape == own.shape and ours.dtype == own.dtype

@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from torch_cudal1.judge.compare import compare, same_bits, same_masks
+from torch_cudal1.judge.oracle import sway
 
 N = 512
 
@@ -154,3 +156,82 @@ def test_bits_are_compared_whatever_the_strides(dtype: torch.dtype) -> None:
     assert same_bits(one[:0, 0], torch.empty(0, dtype=dtype))
     assert same_bits(one[2:, ::3].t(), torch.ones(3, 6, dtype=dtype))
     assert not same_bits(one[3:4, 5], torch.zeros(1, dtype=dtype))
+
+
+class Cancelling:
+    """relu(convolution) of inputs around 3: in some rows hardly anything is left of sums of 36 terms."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = (torch.rand(8, 4, 3, 3, generator=generator) * 2 - 1) / 6
+        self.x = torch.randn(2, 4, 12, 12, generator=generator) + 3
+        self.exact = self.float64([self.x, self.weight])[0]
+        self.eager = torch.relu(F.conv2d(self.x, self.weight, padding=1))
+
+    def float64(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.relu(F.conv2d(inputs[0].double(), inputs[1].double(), padding=1))]
+
+    def unfolded(self) -> torch.Tensor:
+        out = self.weight.flatten(1) @ F.unfold(self.x, 3, padding=1)
+        return torch.relu(out).view(self.eager.shape)
+
+    def moved(self) -> torch.Tensor:
+        (found,) = sway(self.float64, [self.x, self.weight], [self.exact])
+        assert found is not None
+        return found
+
+
+def test_sums_that_cancel_are_measured_by_their_terms() -> None:
+    """Another order of summing is right however little is left; without `sway` one set in twenty is refused."""
+    refused = 0
+    for case in map(Cancelling, range(200)):
+        out = case.unfolded()
+        refused += not compare(out, case.eager, case.exact, longest=36).passed
+        assert compare(out, case.eager, case.exact, longest=36, sway=case.moved).passed
+    assert refused
+
+
+def test_damage_in_a_row_that_cancels_is_refused() -> None:
+    """A ten-thousandth of the terms is missing in one element of the smallest row."""
+    for case in map(Cancelling, range(20)):
+        rows = case.exact.reshape(-1, 12).amax(1)
+        row = int(torch.where(rows > 0, rows, math.inf).argmin())
+        column = int(case.exact.reshape(-1, 12)[row].argmax())
+        wrong = case.unfolded()
+        wrong.view(-1, 12)[row, column] += 1e-4 * float(case.moved().reshape(-1, 12)[row, column])
+        assert not compare(wrong, case.eager, case.exact, longest=36, sway=case.moved).passed
+
+
+def test_rows_of_other_sizes_keep_their_own_scales() -> None:
+    """Small because their factors are small, not because sums cancel: nothing is forgiven there."""
+    generator = torch.Generator().manual_seed(5)
+    a, b = torch.randn(64, N, generator=generator), torch.randn(N, 32, generator=generator)
+    a[7] *= 1e-5
+    eager, exact = a @ b, a.double() @ b.double()
+    wrong = eager.clone()
+    wrong[7] = _tf32(a[7]) @ _tf32(b)
+
+    def float64(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [inputs[0].double() @ inputs[1].double()]
+
+    found = compare(wrong, eager, exact, longest=N, sway=lambda: sway(float64, [a, b], [exact])[0])
+    assert not found.passed
+    assert "of their slice" in found.detail
+
+
+def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:
+    """Elements that share memory move together, integers stay, and a result that cannot be had is none."""
+    x = torch.randn(1, 8).expand(4, 8)
+    index = torch.arange(4)
+
+    def rows(inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        assert torch.equal(inputs[1], index)
+        return [inputs[0].double()[0] - inputs[0].double()[3], inputs[0].double()[1], None]
+
+    same, one, none = sway(rows, [x, index], [*rows([x, index])])
+    assert same is not None
+    assert one is not None
+    assert none is None
+    assert not same.any()
+    assert bool((one > 0).all())
+    assert float((one / x[1].abs()).max()) < 6

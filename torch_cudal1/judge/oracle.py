@@ -7,6 +7,7 @@ kernel, is computed by its formula. It runs in the judge's own process and never
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program
 
-__all__ = ["Infeasible", "exact_outputs"]
+__all__ = ["Infeasible", "exact_outputs", "sway"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _ATTENTION = frozenset(
@@ -31,6 +32,8 @@ _ATTENTION = frozenset(
         "_scaled_dot_product_fused_attention_overrideable",
     }
 )
+_NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
+_NUDGES = 4  # one alone may by chance move an element hardly at all
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
 
 
@@ -59,6 +62,39 @@ def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torc
     except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, IndexError) as error:
         return Infeasible(f"{type(error).__name__}: {str(error)[:300]}")
     return [None if out is None else values.get(out) for out in program.outputs]
+
+
+def sway(
+    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None] | Infeasible],
+    inputs: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """How far a relative change of the inputs moves each float64 output, per unit of change, element by element.
+
+    `run` yields float64 outputs, `exact` those on `inputs`. What cancels moves by the size of its terms, whatever is left of them,
+    and no arithmetic is nearer than that times its round-off. The largest of four random changes; None where there is no result.
+    """
+    generator = torch.Generator().manual_seed(secrets.randbits(62))
+    moved = [None if out is None or not out.is_floating_point() else torch.zeros_like(out) for out in exact]
+    for _ in range(_NUDGES):
+        found = run([_nudged(tensor, generator) for tensor in inputs])
+        if isinstance(found, Infeasible):
+            return [None] * len(moved)
+        for most, out, middle in zip(moved, found, exact, strict=True):
+            if most is not None and out is not None and middle is not None:
+                step = (out - middle).abs_().nan_to_num_(nan=0.0, posinf=0.0).div_(_NUDGE)
+                torch.maximum(most, step, out=most)
+    return moved
+
+
+def _nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """In float64, every element of its memory times 1 + a random round-off; elements that are one in memory stay one."""
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        return tensor
+    wide = _widen_strided(tensor)
+    flat = wide.as_strided((storage_extent(wide.shape, wide.stride()),), (1,), wide.storage_offset())
+    drawn = torch.randn(flat.shape, dtype=torch.float64, generator=generator).to(flat.device)
+    return (flat * (1 + _NUDGE * drawn)).as_strided(wide.shape, wide.stride())
 
 
 def widen(tensor: Any) -> Any:

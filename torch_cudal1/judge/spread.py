@@ -40,13 +40,16 @@ class Spread:
     effective: int
 
 
-def spread_of(results: Results, floor: float) -> Spread | None:
-    """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no element is finite."""
+def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) -> Spread | None:
+    """Statistics of the errors; a row's scale is never below `floor` of the largest. None where no element is finite.
+
+    `sway`: how far each element moves with the inputs, which is what a row that cancels is measured by.
+    """
     finite = _finite(results)
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
-    scales = _row_scales(results[2], floor)
+    scales = _row_scales(results[2], floor, sway)
     squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)  # float64, own, candidate; own to the fourth
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
@@ -69,10 +72,10 @@ def _effective(count: int, squares: float, fourths: float) -> int:
     return max(1, min(count, round(3 * count / max(kurtosis, 1.0)))) if math.isfinite(kurtosis) else 1
 
 
-def beyond(results: Results, floor: float, limit: float) -> int:
+def beyond(results: Results, floor: float, limit: float, sway: torch.Tensor | None = None) -> int:
     """How many of the candidate's elements are off by more than `limit` of their row's scale."""
     finite = _finite(results)
-    blocks = _blocks(results, _row_scales(results[2], floor), finite)
+    blocks = _blocks(results, _row_scales(results[2], floor, sway), finite)
     return sum(int(((candidate - exact).abs_() > limit * scale).sum()) for candidate, _, exact, scale in blocks)
 
 
@@ -104,13 +107,21 @@ def _finite(results: Results) -> torch.Tensor | None:
     return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
 
 
-def _row_scales(exact: torch.Tensor, floor: float) -> torch.Tensor:
+def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None) -> torch.Tensor:
     """One per row, (rows, 1); one for the whole, (1, 1), where rows are short."""
-    flat = exact.reshape(-1, exact.shape[-1] if _has_rows(exact) else exact.numel())
-    scales = vector_norm(flat, math.inf, dim=1, keepdim=True)
-    if not bool(scales.isfinite().all()):
-        scales = flat.abs().nan_to_num_(nan=0.0, posinf=0.0).amax(1, keepdim=True)
+    width = exact.shape[-1] if _has_rows(exact) else exact.numel()
+    scales = _largest(exact.reshape(-1, width))
+    if sway is not None:
+        scales = torch.maximum(scales, _largest(sway.reshape(-1, width)))
     return torch.clamp_min(scales, max(floor * float(scales.max()), _NOTHING))
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """The largest finite magnitude of each row."""
+    scales: torch.Tensor = vector_norm(rows, math.inf, dim=1, keepdim=True)
+    if bool(scales.isfinite().all()):
+        return scales
+    return rows.abs().nan_to_num_(nan=0.0, posinf=0.0).amax(1, keepdim=True)
 
 
 def _has_rows(exact: torch.Tensor) -> bool:

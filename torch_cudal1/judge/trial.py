@@ -22,7 +22,7 @@ from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import Comparison
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.modules import Way
-from torch_cudal1.judge.oracle import Infeasible
+from torch_cudal1.judge.oracle import Infeasible, sway
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module
 from torch_cudal1.judge.profiles import PROFILES, Profile
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
@@ -62,9 +62,18 @@ class Sample:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Infeasible) else self.exact[position]
 
+    @cached_property
+    def sway(self) -> list[torch.Tensor | None]:
+        """How far the float64 outputs move with the inputs: what tells a sum that cancels from one that is wrong."""
+        return [] if isinstance(self.exact, Infeasible) else sway(self.oracle, self.inputs, self.exact)
+
+    def sway_at(self, position: int) -> torch.Tensor | None:
+        """How far one output moves, None where that cannot be told."""
+        return self.sway[position] if self.sway else None
+
     def answers_as(self, other: Sample) -> None:
         """Take over what the reference yields on another set of the same values: only where they lie differs."""
-        self.__dict__ |= {name: other.__dict__[name] for name in ("reference", "exact") if name in other.__dict__}
+        self.__dict__ |= {name: other.__dict__[name] for name in ("reference", "exact", "sway") if name in other.__dict__}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Of its inputs, and of what was computed on them so far."""
@@ -79,9 +88,10 @@ class Sample:
             yield self.eager(self.inputs)
 
     def forget_exact(self) -> None:
-        """Free the float64 outputs, unless another candidate will need them."""
+        """Free what is float64, unless another candidate will need it."""
         if not self.kept:
-            self.__dict__.pop("exact", None)
+            for name in ("exact", "sway"):
+                self.__dict__.pop(name, None)
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:

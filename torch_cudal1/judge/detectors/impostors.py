@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -85,7 +86,7 @@ def _judge(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor, fat
         return
     precision, longest = trial.contract.precision, trial.facts.longest_reduction
     exact = None if precision == "kernelbench" or expected.dtype == torch.float64 else sample.exact_at(position)
-    found = compare(wrong, expected, exact, precision=precision, longest=longest)
+    found = compare(wrong, expected, exact, precision=precision, longest=longest, sway=partial(sample.sway_at, position))
     (fate.accepted if found.passed else fate.refused).append(sample.distribution)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -101,7 +102,8 @@ def _compared_at(trial: Trial, sample: Sample, position: int, out: torch.Tensor,
     precision, longest = trial.contract.precision, trial.facts.longest_reduction
     wide = expected.dtype == torch.float64  # eager's own error is none there, so float64 cannot be the yardstick
     exact = None if wide or precision == "kernelbench" else sample.exact_at(position)
-    found = compare(out, expected, exact, precision=precision, longest=longest, slack=slack)
+    asked = partial(compare, exact=exact, precision=precision, longest=longest, slack=slack, sway=partial(sample.sway_at, position))
+    found = asked(out, expected)
     if found.passed and precision != "kernelbench" and sample.distribution == "integers" and _counts(trial, expected, exact):
         wrong = int((out != expected).sum())
         return Comparison(
@@ -114,9 +116,7 @@ def _compared_at(trial: Trial, sample: Sample, position: int, out: torch.Tensor,
     for other in sample.again():  # where eager itself varies from run to run, its largest error counts
         again = other.outputs[position]
         if again is not None and not same_bits(again, expected):
-            found = max(
-                found, compare(out, again, exact, precision=precision, longest=longest, slack=slack), key=lambda one: one.passed
-            )
+            found = max(found, asked(out, again), key=lambda one: one.passed)
     return found
 
 
