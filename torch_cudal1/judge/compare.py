@@ -23,6 +23,7 @@ __all__ = [
     "proven_ties",
     "same_bits",
     "same_masks",
+    "same_numbers",
     "sampling_spread",
     "unit_roundoff",
 ]
@@ -49,7 +50,7 @@ class Comparison:
     void: bool = False
 
 
-EAGERS_OWN = Comparison(True, 1.0, _RMS_FACTOR, "eager's own bits")
+EAGERS_OWN = Comparison(True, 1.0, _RMS_FACTOR, "eager's own numbers")
 
 
 def compare(
@@ -115,6 +116,15 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return torch.equal(_bytes(left), _bytes(right))
+
+
+def same_numbers(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """Equal form and values, zeros of either sign, or equal bits: whatever is measured of one holds for the other."""
+    if left is None or right is None:
+        return left is right
+    if left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right):
+        return True
+    return same_bits(left, right)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

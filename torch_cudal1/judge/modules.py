@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.headers import keep_headers
 from torch_cudal1.judge.oracle import widen
 from torch_cudal1.kernelbench import constructor_arguments
 
@@ -193,6 +194,8 @@ class ModuleRunner:
             return self.instance
         if self._compiled is None:
             mode = None if self._way.compiled == "default" else self._way.compiled
+            if self._device.type == "cpu":
+                keep_headers()
             self._compiled = torch.compile(self.instance, mode=mode)
         return self._compiled
 

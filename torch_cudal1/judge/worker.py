@@ -25,6 +25,7 @@ from torch_cudal1.judge.arena import lend, open_arena
 from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.gpu_state import reset_persisting_l2
+from torch_cudal1.judge.headers import keep_headers
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
 from torch_cudal1.judge.properties import describe
 from torch_cudal1.judge.rawcopy import RefusedOutput, raw_tensors, refuse_lazy
@@ -98,6 +99,8 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
     """Make the callable of a Program under a schedule and put it into a slot."""
     program = read_program(request["program"], request["payloads"])
     session.static = frozenset(request["static"])
+    if session.device.type == "cpu" and request["schedule"] != "eager":
+        keep_headers()
     session.slots[request["slot"]] = build_runner(program, request["schedule"], session.device, static=session.static)
     return {}
 

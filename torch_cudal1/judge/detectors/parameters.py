@@ -12,7 +12,7 @@ import torch
 from torch.linalg import vector_norm
 
 from torch_cudal1.judge.channel import storage_extent
-from torch_cudal1.judge.compare import same_bits, unit_roundoff
+from torch_cudal1.judge.compare import same_numbers, unit_roundoff
 from torch_cudal1.judge.detectors.agreement import (
     Agreement,
     agreement,
@@ -132,11 +132,11 @@ def _change_reproduced(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sam
 def _change(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Outputs], position: int) -> _Change | None:
     """Differences of two results carry the rounding of both, so eager's own difference sets the limit.
 
-    Where both results are eager's own bits and the change is plain, no float64 run need tell that it is there, and right.
+    Where both results are eager's own numbers and the change is plain, no float64 run need tell that it is there, and right.
     """
     ours = [outputs[position] for _, outputs in (old, new)]
     theirs = [sample.reference.outputs[position] for sample, _ in (old, new)]
-    if all(same_bits(x, y) for x, y in zip(ours, theirs, strict=True)):
+    if all(same_numbers(x, y) for x, y in zip(ours, theirs, strict=True)):
         found = _told(ours, theirs, [None, None])
         if found is None or found.size > _PLAIN * found.result:
             return found

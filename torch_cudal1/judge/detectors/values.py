@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from torch_cudal1.judge.compare import EAGERS_OWN, Comparison, compare, proven_ties, same_bits
+from torch_cudal1.judge.compare import EAGERS_OWN, Comparison, compare, proven_ties, same_bits, same_numbers
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.subject import Outputs, RegionSubject
 from torch_cudal1.judge.trial import Sample, Trial
@@ -65,7 +65,7 @@ def compared(
 ) -> Iterator[tuple[int, Comparison]]:
     """Each output beside eager's; bits that were found right on this set before are not weighed again.
 
-    `weighed`: positions at which even eager's own bits are compared with float64, which tells whether the set leaves digits.
+    `weighed`: positions at which even eager's own numbers are compared with float64, which tells whether the set leaves digits.
     """
     for position, (out, expected) in enumerate(zip(outputs, sample.reference.outputs, strict=True)):
         if expected is None:
@@ -85,13 +85,13 @@ def compared(
 
 
 def _eagers_own(trial: Trial, sample: Sample, position: int, out: torch.Tensor) -> Comparison | None:
-    """The result of comparing eager's bits with themselves: equal errors pass every criterion, so no float64 run need tell them.
+    """The result of comparing eager's numbers with themselves: equal errors pass every criterion, so no float64 run need tell them.
 
-    None for other bits, where the float64 result is there already, and under a contract that asks for none.
+    None for other numbers, where the float64 result is there already, and under a contract that asks for none.
     """
     expected = sample.reference.outputs[position]
     assert expected is not None
-    if "exact" in sample.__dict__ or trial.contract.precision == "kernelbench" or not same_bits(out, expected):
+    if "exact" in sample.__dict__ or trial.contract.precision == "kernelbench" or not same_numbers(out, expected):
         return None
     return EAGERS_OWN if expected.dtype.is_floating_point else Comparison(True, 0.0, 0.0)
 
