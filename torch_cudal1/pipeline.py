@@ -136,6 +136,8 @@ def tune(
     judge.begin(region, job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
+    if space.surprises:
+        judge.begin(region, job)  # while the candidate is validated; the baselines are timed without company
     deadline = judge.working_s() + place.settings.budget_s
     raced, standing = judge.working_s(), Standing()
     candidates = itertools.chain(known, space.candidates(ranking, deadline, standing))

@@ -13,6 +13,7 @@ from torch_cudal1 import judge
 from torch_cudal1.graph.partition import Island, is_product, partition, splice
 from torch_cudal1.graph.propose import Variant, product_islands, rewritten
 from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
+from torch_cudal1.judge.profiles import SURPRISE
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.cost import is_view
@@ -50,6 +51,11 @@ class Search:
     def pays(self) -> bool:
         """Whether the rewritten form is worth judging by itself."""
         return self.variant is not None and self.variant.pays
+
+    @property
+    def surprises(self) -> bool:
+        """Whether a rewrite should gain so much that its time will be measured again, in a process that has run nothing."""
+        return self.variant is not None and self.variant.gain > SURPRISE
 
     @property
     def least(self) -> Program:
