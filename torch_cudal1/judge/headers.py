@@ -6,7 +6,7 @@ Inductor keeps them below the folder for temporary files, which every child of t
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 __all__ = ["keep_headers"]
 
@@ -14,8 +14,8 @@ __all__ = ["keep_headers"]
 def keep_headers() -> None:
     """To be called before Inductor compiles for a CPU. It imports Inductor."""
     from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder and hasattr(codecache, "_HEADER_DIR"):  # a private name: where it is called otherwise, compiling takes longer
-        kept = os.path.join(folder, "precompiled_headers")
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = kept, os.path.join(kept, "locks")
+    if hasattr(codecache, "_HEADER_DIR"):  # a private name: where it is called otherwise, compiling takes longer
+        kept = Path(cache_dir()) / "precompiled_headers"
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(kept), str(kept / "locks")

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_cudal1.judge.decide import Unstable, score
 from torch_cudal1.judge.detectors.values import compared, first_two
-from torch_cudal1.judge.duel import ChildSpinner, Slope, slope, wall_slope
+from torch_cudal1.judge.duel import ChildSpinner, slope, wall_slope
 from torch_cudal1.judge.measure import Measurement, Pairs, measure
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.profiles import TimingPlan
@@ -31,7 +31,8 @@ __all__ = ["Audit", "Slots", "Timed", "facts_of", "stability", "sync_checks", "t
 _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds
 _KEPT_BYTES, _MOST_KEPT = 256 << 20, 8
 _AUDIT_SHARE = 0.1  # of the time budget
-_SLOPE_US, _SLOPES, _SLOPE_TRIES = 20_000.0, 3, 3
+_SLOPE_US = 20_000.0
+_SLOPES = (3, 3, 5, 7)  # of each try; batches twice as long each time
 _SLOW_US = 300_000.0  # one slope of a call this long says enough
 _FIRST_US, _FIRST_OVER_BASELINE, _FIRST_OVER_STEADY = 250_000.0, 20.0, 100.0
 _MOST_SYNC_RATIO = 1.5  # as in CUDA-L2's defence
@@ -207,15 +208,16 @@ def facts_of(found: Measurement) -> dict[str, Any]:
 
 
 def _own_clock(trial: Trial, audit: Audit, found: Measurement) -> Check:
-    """`wall_slope`: what the child's clock says of whole batches, against this process's clock. Noise passes on a later try."""
+    """`wall_slope`: what the child's clock says of whole batches, against this process's clock.
+
+    Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on none.
+    """
     cost_us = found.summaries["hot"].b_us
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, keep=False)
     spinner.spin(1)  # makes the ring
-    slopes: list[Slope] = []
-    for attempt in range(_SLOPE_TRIES):
+    for attempt, count in enumerate(_SLOPES):
         calls = math.ceil(_SLOPE_US / cost_us) << attempt
-        slopes += [slope(spinner, calls) for _ in range(1 if cost_us > _SLOW_US else _SLOPES)]
-        answer = wall_slope(slopes)
+        answer = wall_slope([slope(spinner, calls) for _ in range(1 if cost_us > _SLOW_US else count)])
         if answer.passed:
             break
     return answer
