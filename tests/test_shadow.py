@@ -45,24 +45,24 @@ class Net(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-def doubled_and_halved(program: Program) -> Program:
-    """The same results by another Program, so that it is not the region's own."""
+def there_and_back(program: Program, there: str, back: str, by: float, undone_by: float) -> Program:
+    """The first result through two more steps, so that the Program is not the region's own."""
     first, new = program.outputs[0], program.value_count
     steps = (
-        Aten("aten.mul.Scalar", (Value(first), 2.0), (), (new,)),
-        Aten("aten.mul.Scalar", (Value(new), 0.5), (), (new + 1,)),
+        Aten(f"aten.{there}.Scalar", (Value(first), by), (), (new,)),
+        Aten(f"aten.{back}.Scalar", (Value(new), undone_by), (), (new + 1,)),
     )
     return replace(program, steps=(*program.steps, *steps), outputs=(new + 1, *program.outputs[1:]))
+
+
+def doubled_and_halved(program: Program) -> Program:
+    """The same results by another Program."""
+    return there_and_back(program, "mul", "mul", 2.0, 0.5)
 
 
 def through_a_thousand(program: Program) -> Program:
     """Results rounded as sums of a thousand are."""
-    first, new = program.outputs[0], program.value_count
-    steps = (
-        Aten("aten.add.Scalar", (Value(first), 1000.0), (), (new,)),
-        Aten("aten.sub.Scalar", (Value(new), 1000.0), (), (new + 1,)),
-    )
-    return replace(program, steps=(*program.steps, *steps), outputs=(new + 1, *program.outputs[1:]))
+    return there_and_back(program, "add", "sub", 1000.0, 1000.0)
 
 
 class Worn:

@@ -235,3 +235,10 @@ def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:
     assert not same.any()
     assert bool((one > 0).all())
     assert float((one / x[1].abs()).max()) < 6
+
+
+def test_without_memory_for_it_nothing_is_known_of_what_moves() -> None:
+    def full(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("none left")
+
+    assert sway(full, [torch.ones(3)], [torch.ones(3, dtype=torch.float64)]) == [None]

@@ -46,12 +46,12 @@ class Infeasible:
 
 def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor | None] | Infeasible:
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can be compared with."""
-    values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
-    for index, name in enumerate(program.constants, len(inputs)):
-        values[index] = widen(program.payloads[name].to(device))
     last = {index: position for position, step in enumerate(program.steps) for index in used_values(step)}
     kept = set(program.outputs)
     try:
+        values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
+        for index, name in enumerate(program.constants, len(inputs)):
+            values[index] = widen(program.payloads[name].to(device))
         with torch.no_grad():
             for position, step in enumerate(program.steps):
                 if not isinstance(step, Aten):
@@ -74,10 +74,12 @@ def sway(
     `run` yields float64 outputs, `exact` those on `inputs`. What cancels moves by the size of its terms, whatever is left of them,
     and no arithmetic is nearer than that times its round-off. The largest of four random changes; None where there is no result.
     """
-    generator = torch.Generator().manual_seed(secrets.randbits(62))
     moved = [None if out is None or not out.is_floating_point() else torch.zeros_like(out) for out in exact]
     for _ in range(_NUDGES):
-        found = run([_nudged(tensor, generator) for tensor in inputs])
+        try:
+            found = run([_nudged(tensor) for tensor in inputs])
+        except torch.OutOfMemoryError as error:
+            found = Infeasible(str(error))
         if isinstance(found, Infeasible):
             return [None] * len(moved)
         for most, out, middle in zip(moved, found, exact, strict=True):
@@ -87,14 +89,15 @@ def sway(
     return moved
 
 
-def _nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _nudged(tensor: torch.Tensor) -> torch.Tensor:
     """In float64, every element of its memory times 1 + a random round-off; elements that are one in memory stay one."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return tensor
     wide = _widen_strided(tensor)
     flat = wide.as_strided((storage_extent(wide.shape, wide.stride()),), (1,), wide.storage_offset())
-    drawn = torch.randn(flat.shape, dtype=torch.float64, generator=generator).to(flat.device)
-    return (flat * (1 + _NUDGE * drawn)).as_strided(wide.shape, wide.stride())
+    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(62))  # the user's own sequence is not touched
+    factors = torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator).mul_(_NUDGE).add_(1)
+    return (flat * factors).as_strided(wide.shape, wide.stride())
 
 
 def widen(tensor: Any) -> Any:

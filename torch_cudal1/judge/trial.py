@@ -78,8 +78,8 @@ class Sample:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Of its inputs, and of what was computed on them so far."""
         yield from self.inputs
-        reference, exact = self.__dict__.get("reference"), self.__dict__.get("exact")
-        for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else ()):
+        reference, exact, moved = (self.__dict__.get(name) for name in ("reference", "exact", "sway"))
+        for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else (), moved or ()):
             yield from (tensor for tensor in outputs if tensor is not None)
 
     def again(self) -> Iterator[Result]:
