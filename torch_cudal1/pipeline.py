@@ -46,6 +46,7 @@ _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives t
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _LAUNCH_US = 5.0  # of the host for one step, at most
 _LIKELY = 0.5  # of a judgement's time must be left for another one to begin
+_LITTLE = 0.02  # of the least time that a region can take: so little of it cannot be gained by a CUDA graph's launch
 _NEAR = 1.1  # of the least time that a region can take: what is left to gain is not worth a judgement
 
 
@@ -135,15 +136,28 @@ def tune(
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     judge.begin(region, job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
-    ranking = judge.rank_baselines(region, _schedules(place), job)
+    floor = floor_us(space.least, place.device)
+    ranking = _ranked(region, place, job, _launches_us(space.least), floor)
     if space.surprises:
         judge.begin(region, job)  # while the candidate is validated; the baselines are timed without company
     deadline = judge.working_s() + place.settings.budget_s
     raced, standing = judge.working_s(), Standing()
     candidates = itertools.chain(known, space.candidates(ranking, deadline, standing))
-    entry = _decided(region, place, candidates, _Race(ranking, job, deadline, say, standing, floor_us(space.least, place.device)))
+    entry = _decided(region, place, candidates, _Race(ranking, job, deadline, say, standing, floor))
     observe.record("search", "seconds", region.key, baselines=raced - begun, candidates=judge.working_s() - raced)
     return entry
+
+
+def _ranked(region: Region, place: Place, job: judge.Job, launches_us: float, floor: float) -> judge.Ranking:
+    """The race of the baselines, without CUDA graphs where launching is next to nothing of what even the least form of the region
+    must take: they would save none of it, and hold its inputs and results a second time.
+    """
+    schedules, launches_us = _schedules(place), max(launches_us, _launches_us(region.program))
+    if launches_us > _LITTLE * floor:
+        return judge.rank_baselines(region, schedules, job)
+    why = f"not raced: of at least {floor:.0f} us at most {launches_us:.0f} are launches"
+    ranking = judge.rank_baselines(region, [name for name in schedules if "+" not in name], job)
+    return replace(ranking, failures={**ranking.failures, **{name: why for name in schedules if "+" in name}})
 
 
 @judge.kept_warm()
@@ -277,7 +291,7 @@ class _Best:
         timing, own = self.judgement.timing if self.judgement else None, self.candidate
         if timing is None or own.program.digest != candidate.program.digest:
             return ""
-        launches_us = _LAUNCH_US * _step_count(own.program)
+        launches_us = _launches_us(own.program)
         if own.schedule.partition("+")[0] != candidate.schedule.partition("+")[0] or launches_us > 0.05 * timing.candidate_us:
             return ""
         return f"{own.label} takes {timing.candidate_us:.0f} us, at most {launches_us:.0f} of them to launch it"
@@ -289,6 +303,10 @@ class _Best:
         if own is not None and judgement.decision.timing.low <= own.low:
             return self
         return _Best(judgement.candidate, judgement)
+
+
+def _launches_us(program: Program) -> float:
+    return _LAUNCH_US * _step_count(program)
 
 
 def _step_count(program: Program) -> int:

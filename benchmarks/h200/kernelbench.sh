@@ -21,7 +21,7 @@ work=${KERNELBENCH_WORK:-${TMPDIR:-/tmp}/$name}
 mkdir -p "$work"
 cores=$(nproc --all) gpus=$(nvidia-smi -L 2>/dev/null | grep -c GPU)
 [ "$gpus" -gt 0 ] || gpus=1
-workers=${WORKERS:-$((cores / gpus * 3 / 8))}
+workers=${WORKERS:-$((cores / gpus / 2))}
 [ "$workers" -gt 0 ] || workers=1
 # shellcheck disable=SC2206  # words
 only=(${ONLY:+--only $ONLY}) known=("$OUT/$name"-*.jsonl ${KNOWN:-})

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.kernelbench.job import AUTOTUNE, COMPILE, EAGER, GRAPH, REDUCE
 
-__all__ = ["STARTS", "Call", "gross_error", "tensors_of"]
+__all__ = ["STARTS", "Call", "gross_error", "own_tensors", "tensors_of"]
 
 Call: TypeAlias = Callable[..., Any]
 Start: TypeAlias = Callable[[nn.Module, tuple[Any, ...]], Call]
@@ -44,15 +44,21 @@ def _autotuned(module: nn.Module, _: tuple[Any, ...]) -> Call:
 
 
 def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
-    """Eager's kernels captured once and replayed. Raises RuntimeError for what cannot be captured."""
+    """Eager's kernels captured once and replayed. Raises RuntimeError for what cannot be captured.
+
+    A module that puts new tensors into itself cannot: its graph would go on to read memory that is freed.
+    """
     static, tree = pytree.tree_flatten(inputs)
     static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in static]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        before = own_tensors(module)
         for _ in range(_WARM_CALLS):
             module(*pytree.tree_unflatten(static, tree))
     torch.cuda.current_stream().wait_stream(stream)
+    if changed := sorted(name for name, tensor in own_tensors(module).items() if before.get(name) is not tensor):
+        raise RuntimeError(f"the module assigns {', '.join(changed)} in its forward: a captured graph would read what is freed")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = module(*pytree.tree_unflatten(static, tree))
@@ -70,6 +76,12 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
 STARTS: Mapping[str, Start] = MappingProxyType(
     {EAGER: _eager, COMPILE: _compiled, REDUCE: _reduce_overhead, GRAPH: _graph, AUTOTUNE: _autotuned}
 )
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers, and tensors that are plain attributes, by name."""
+    held = {f"{where}.{name}".lstrip("."): item for where, part in module.named_modules() for name, item in vars(part).items()}
+    return dict(module.named_buffers()) | {name: item for name, item in held.items() if isinstance(item, Tensor)}
 
 
 def tensors_of(result: Any) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ __all__ = ["CACHE", "Broken", "Crew", "Plan", "Result"]
 _ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
+_TELL_S = 30.0
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
@@ -118,6 +119,7 @@ class Crew:
     since: float = 0.0
     unproven: list[Result] | None = field(default_factory=list)
     template: Template | None = None
+    told: float = 0.0
 
     def run(self, tasks: Sequence[Task]) -> int:
         """Do as many as the budget allows; how many are left for another call. Raises Broken when the first ones all fail whole."""
@@ -132,6 +134,7 @@ class Crew:
                 self._listen()
                 self._serve()
                 self._reap()
+                self._tell()
         finally:
             left = len(self.pending) + len(self.running)
             for one in list(self.running):
@@ -143,6 +146,19 @@ class Crew:
         for result in self.unproven or ():
             self.deliver(result)
         return left
+
+    def _tell(self) -> None:
+        """Twice a minute what everybody is at, for a terminal."""
+        now = time.monotonic()
+        if now - self.told < _TELL_S or not self.running:
+            return
+        self.told = now
+        at = [
+            f"{one.task.key} {f'waits for {one.waits}' if one.waits else one.stage} {now - one.began:.0f} s" for one in self.running
+        ]
+        memory = f"{sum(one.granted for one in self.running) >> 30} of {self.plan.memory_bytes >> 30} GiB"
+        load = f"load {os.getloadavg()[0]:.0f}"
+        print(f"         {len(self.pending)} to come; {memory}; {load}; {', '.join(at)}", flush=True)
 
     # --- starting ---------------------------------------------------------------------------------------------------------------
 

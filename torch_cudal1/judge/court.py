@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,6 @@ __all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence",
 
 # of the GPU with each process; tensors beyond it go through files
 _SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 9 << 30, 12
-_ELSEWHERE_WAIT_S = 5.0  # for the lock of a second GPU: short, as another judge may hold that one and wait for this one
 
 
 @dataclass(frozen=True)
@@ -228,13 +227,10 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tup
     assert isinstance(trial.candidate, Candidate)
     assert isinstance(trial.subject, RegionSubject)
     region, candidate = trial.subject.region, trial.candidate
-    with exclusive(job.device) as shared:
-        gpu: dict[str, Any] = {"shared": shared, "before": gpu_state(job.device)}
-        first = _timed(trial, ranking, job)
-        alone = nullcontext() if elsewhere is None else exclusive(elsewhere, wait_s=_ELSEWHERE_WAIT_S)
-        with alone:
-            found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
-        gpu["after"] = gpu_state(job.device)
+    gpu: dict[str, Any] = {"before": gpu_state(job.device)}
+    first = _timed(trial, ranking, job, gpu)
+    found = confirm(first, lambda: _timed_afresh(region, candidate, ranking, job_again), job.best_score, where)
+    gpu["after"] = gpu_state(job.device)
     verdict = replace(verdict, checks=(*verdict.checks, *found.checks))
     summary, quoted = found.measurement.summary, score(found.measurement.summary, job.plan)
     details = {**found.facts, "gpu": gpu}
@@ -258,13 +254,17 @@ def _measured(trial: Trial, ranking: Ranking, verdict: Verdict, job: Job) -> tup
     return verdict, timing
 
 
-def _timed(trial: Trial, ranking: Ranking, job: Job) -> Timed:
-    """The candidate against the best baseline in the trial's child. Raises CandidateFailure."""
+def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Timed:
+    """The candidate against the best baseline in the trial's child; whether others timed there meanwhile goes into `gpu`.
+
+    Nobody waits while the baseline is compiled. Raises CandidateFailure.
+    """
     try:
         trial.load("baseline", ranking.best)
     except CandidateFailure as error:
         raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
-    found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
+    with exclusive(job.device) as gpu["shared"]:
+        found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(found, checks=(*found.checks, roofline(work(trial.candidate.program), ceiling(job.device), fastest_us)))
@@ -277,7 +277,7 @@ def _timed_afresh(region: Region, candidate: Candidate, ranking: Ranking, job: J
         for distribution in ("normal", "shifted"):
             trial.draw(distribution)
         trial.load("candidate", candidate)
-        return _timed(trial, ranking, job)
+        return _timed(trial, ranking, job, {})
 
 
 def _built(child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target) -> Candidate | Rejected:

@@ -239,8 +239,7 @@ class PairCourt:
     def _timed(self, trial: Trial, verdict: Verdict, baselines: Baselines) -> tuple[Verdict, Timing | None]:
         """The verdict with what timing checked, and the measurement if all of that passed."""
         try:
-            with exclusive(self.job.device):
-                found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
+            found = confirm(self._raced(trial, baselines), lambda: self._raced_afresh(trial, baselines), None)
         except CandidateFailure as error:
             failed = Check(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
@@ -285,7 +284,8 @@ class PairCourt:
         slot = slot_of(trial.subject, baselines.best)
         side = ChildSpinner(trial.subject.oracle, slot, list(baselines.sets))
         margin = None if self.job.all_pairs else self.job.settings.margin
-        return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
+        with exclusive(self.job.device):
+            return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
 
     def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:
         """The same with the candidate in a process that has run nothing else. Raises CandidateFailure."""

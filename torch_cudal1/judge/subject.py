@@ -20,6 +20,7 @@ from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.judge.properties import describe
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import Contract, Region, Role
 
 __all__ = ["Outputs", "ReferenceFailure", "RegionSubject", "Result", "Subject"]
@@ -42,7 +43,7 @@ class Result:
 
 
 class Subject(Protocol):
-    """What is to be computed. `outputs`: for each position whether a tensor is there."""
+    """What is to be computed. `outputs`: for each position whether a tensor is there; `output_bytes`: of all, 0 if not known."""
 
     @property
     def key(self) -> str: ...
@@ -52,6 +53,8 @@ class Subject(Protocol):
     def roles(self) -> tuple[Role, ...]: ...
     @property
     def outputs(self) -> tuple[bool, ...]: ...
+    @property
+    def output_bytes(self) -> int: ...
     @property
     def facts(self) -> Facts: ...
 
@@ -92,6 +95,11 @@ class RegionSubject:
     def outputs(self) -> tuple[bool, ...]:
         """Where the region yields a tensor."""
         return tuple(out is not None for out in self.region.program.outputs)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Of all results of a call."""
+        return sum(spec.size_bytes for spec in output_specs(self.region.program) if spec is not None)
 
     @cached_property
     def facts(self) -> Facts:

@@ -33,6 +33,8 @@ from torch_cudal1.records import Candidate, Contract, Schedule
 
 __all__ = ["Book", "Sample", "Trial"]
 
+_COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
+
 
 @dataclass
 class Sample:
@@ -73,12 +75,12 @@ class Sample:
 
     def answers_as(self, other: Sample) -> None:
         """Take over what the reference yields on another set of the same values: only where they lie differs."""
-        self.__dict__ |= {name: other.__dict__[name] for name in ("reference", "exact", "sway") if name in other.__dict__}
+        self.__dict__ |= {name: other.__dict__[name] for name in _COMPUTED if name in other.__dict__}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Of its inputs, and of what was computed on them so far."""
         yield from self.inputs
-        reference, exact, moved = (self.__dict__.get(name) for name in ("reference", "exact", "sway"))
+        reference, exact, moved = (self.__dict__.get(name) for name in _COMPUTED)
         for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else (), moved or ()):
             yield from (tensor for tensor in outputs if tensor is not None)
 
@@ -86,6 +88,11 @@ class Sample:
         """Four more runs of eager, one after the other: it may vary."""
         for _ in range(4):
             yield self.eager(self.inputs)
+
+    def forget(self) -> None:
+        """Free all that was computed; it is computed again when it is asked for again."""
+        for name in _COMPUTED:
+            self.__dict__.pop(name, None)
 
     def forget_exact(self) -> None:
         """Free what is float64, unless another candidate will need it."""
@@ -161,9 +168,22 @@ class Trial:
         """Keep it for the next candidate while there is room: for all that is held, the inputs, eager's outputs and twice that."""
         held = {id(tensor): tensor for kept in self.book.values() for tensor in kept.tensors()}
         own = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in held}
-        if _size(held.values()) + 4 * _size(own.values()) <= _KEPT_BYTES:
+        coming = 3 * max(_size(own.values()), self.subject.output_bytes)
+        if _size(held.values()) + _size(own.values()) + coming <= _KEPT_BYTES:
             sample.kept = True
             self.book[key] = sample
+
+    def relieve(self) -> None:
+        """Free what was computed of a region's sets, where it takes more memory than is worth the time to compute it again."""
+        if not isinstance(self.subject, RegionSubject):
+            return  # the reference is a module, which need not answer the same again
+        samples = {id(sample): sample for sample in (*self.samples.values(), *self.book.values())}
+        held = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
+        held |= {id(tensor): tensor for tensor, _ in self.proven.values()}
+        if _size(held.values()) > _KEPT_BYTES:
+            for sample in samples.values():
+                sample.forget()
+            self.proven.clear()
 
     def _drawn(self, distribution: str) -> Sample:
         if distribution == "examples":
