@@ -32,7 +32,7 @@ candidates=()
 (
     flock -n 9 || exit 0
     taskset -cp "0-$((cores - 1))" "$BASHPID" >/dev/null 2>&1 # not this lane's alone
-    exec timeout -k 10 "$seconds" "$python" -m benchmarks.kernelbench compile "$tasks" --work "$work" --rights "$rights" \
+    exec env CUDA_VISIBLE_DEVICES= timeout -k 10 "$seconds" "$python" -m benchmarks.kernelbench compile "$tasks" --work "$work" --rights "$rights" \
         --processes $((cores > 2 ? cores / 2 : 1)) --budget-s "$((seconds / 2))" "${only[@]}" >"$OUT/$name-compile.txt" 2>&1
 ) 9>"$work/compile.lock" &
 compiling=$!
