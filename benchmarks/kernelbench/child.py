@@ -31,13 +31,13 @@ from benchmarks.kernelbench.loading import Made, demand, import_source, make_inp
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import die_with_parent
 from torch_cudal1.judge import kept_warm
-from torch_cudal1.judge.gpu_lock import lock_seconds, together
+from torch_cudal1.judge.gpu_lock import lock_seconds
 
 __all__ = ["Bench", "main"]
 
 # Times what a call takes: for compiling beside a process of the judge's that starts; for a search with its judge and all columns
 # side by side (8.1 seen on an H200). Of a large one fewer inputs and results are held: the judge races none of it in a graph.
-_COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 8.0, 4.5
+_COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 10.0, 5.0
 _LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
 _RING, _RING_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
@@ -184,7 +184,7 @@ def _check(bench: Bench, module: nn.Module) -> None:
     names = [name for name in bench.own if name in bench.calls]
     if not names:
         return
-    with bench.stage("verify"), together(bench.device):
+    with bench.stage("verify"):
         try:
             wanted = verify.expected(module, make_inputs(bench.made, bench.device, 1))
         except Exception as error:  # noqa: BLE001  eager cannot do it: no answer of a column can be called right
@@ -197,7 +197,8 @@ def _check(bench: Bench, module: nn.Module) -> None:
 
 
 def _check_one(bench: Bench, name: str, wanted: verify.Expected) -> None:
-    found = bench.attempt(name, lambda: verify.check(bench.calls[name], wanted))
+    swapped = bool(bench.ours.get(name, {}).get("swapped", True))
+    found = bench.attempt(name, lambda: verify.check(bench.calls[name], wanted, swapped=swapped))
     if found is None:
         return
     before = bench.columns.get(name, {}).get("checked")
@@ -272,7 +273,7 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "ours": bench.ours.get(OURS, {}),
         "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
         "stages_s": bench.stages_s,
-        "gpu_s": dict(zip(("waited", "alone"), lock_seconds(), strict=True)),
+        "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)),
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
     }
 

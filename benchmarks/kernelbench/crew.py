@@ -35,10 +35,12 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
 _TELL_S = 30.0
+_OVERTAKEN_S = 40.0
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
-_OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory")
+_OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+_TAIL_BYTES = 4_096
 
 
 class Broken(RuntimeError):
@@ -266,15 +268,18 @@ class Crew:
             self._loud()
 
     def _serve(self) -> None:
-        """Grant what can be granted, in the order in which tasks were started."""
+        """Grant what can be granted, in the order in which tasks were started; who has waited long is no more overtaken."""
+        kept_free = False
         for one in self.running:
             if one.waits == "quiet" and self.holder is None:
                 self._hold(one)
-            elif one.waits == "memory" and self.holder is None:
+            elif one.waits == "memory" and self.holder is None and not kept_free:
                 taken = sum(other.granted for other in self.running)
                 if one.wanted is not None and taken + one.wanted <= self.plan.memory_bytes:
                     one.granted = one.wanted
                     self._grant(one)
+                else:
+                    kept_free = time.monotonic() - one.asked > _OVERTAKEN_S
 
     def _hold(self, one: _Running) -> None:
         self.holder, self.since = one, time.monotonic()
@@ -323,7 +328,8 @@ class Crew:
     def _finish(self, one: _Running, reason: str) -> None:
         self._end(one)
         row = dict(one.row or {"columns": {}, "best": None, "against": {}, "ours": {}, "arms": {}, "stages_s": {}})
-        short = any(word in reason + json.dumps(row) for word in _OUT_OF_MEMORY)
+        told = reason and one.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        short = any(word in told + json.dumps(row) for word in _OUT_OF_MEMORY)
         if short and not one.alone:
             self.pending.append(_Pending(one.task, alone=True, lost=one.lost))
             return

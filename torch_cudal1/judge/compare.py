@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.spread import Results, Spread, all_finite, beyond, root_mean_square, spread_of
+from torch_cudal1.judge.spread import Results, Spread, all_finite, beyond, flat_blocks, root_mean_square, spread_of
 
 __all__ = [
     "EAGERS_OWN",
@@ -149,11 +149,18 @@ def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool
         return False
     if not left.dtype.is_floating_point:
         return True  # choices among rounded numbers may differ; a baseline is PyTorch's own work
-    a, b = left.double(), right.double()
-    finite = a.isfinite() & b.isfinite()
-    tolerance = 5e-2 if left.dtype in _HALF else 1e-2
-    lost = float((~finite).double().mean()) if a.numel() else 0.0
-    return root_mean_square((a - b)[finite]) <= tolerance * root_mean_square(b[finite]) and lost < 0.5
+    apart = size = lost = 0.0
+    for one, other in flat_blocks(left, right):  # no temporaries of the results' size
+        a, b = one.double(), other.double()
+        finite = a.isfinite() & b.isfinite()
+        apart = math.hypot(apart, _norm(torch.where(finite, a - b, 0.0)))
+        size = math.hypot(size, _norm(torch.where(finite, b, 0.0)))
+        lost += float((~finite).sum())
+    return apart <= (5e-2 if left.dtype in _HALF else 1e-2) * size and (not lost or lost < 0.5 * left.numel())
+
+
+def _norm(values: torch.Tensor) -> float:
+    return root_mean_square(values) * math.sqrt(values.numel())
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

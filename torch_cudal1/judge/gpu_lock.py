@@ -22,12 +22,12 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-__all__ = ["exclusive", "lock_seconds", "together", "working_s"]
+__all__ = ["exclusive", "lock_seconds", "working_s"]
 
 _FOLDER = Path("/tmp/torch_cudal1-gpus")  # not TMPDIR, which differs between the jobs of one machine
 _PAUSE_S = 0.01
@@ -38,11 +38,10 @@ _in_vain: set[str] = set()
 
 
 class _Clock(threading.local):
-    """Of this thread: seconds that it waited for locks and had them alone, and whose it has alone now."""
+    """Seconds that this thread has waited for locks, and had one."""
 
     waited = 0.0
-    alone = 0.0
-    holds: str = ""
+    held = 0.0
 
 
 _clock = _Clock()
@@ -57,29 +56,31 @@ def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
     if device.type != "cuda":
         yield "not a CUDA device"
         return
-    name = _name(device)
-    with _entered(name, fcntl.LOCK_SH, fcntl.LOCK_EX, wait_s) as why:
-        before, _clock.holds, begin = _clock.holds, name, time.monotonic()
-        try:
-            yield why
-        finally:
-            _clock.holds = before
-            _clock.alone += time.monotonic() - begin
-
-
-@contextmanager
-def together(device: torch.device, *, wait_s: float = 60.0) -> Iterator[None]:
-    """Work on the GPU while nobody times there. Who has it alone already, or waits in vain, works all the same."""
-    if device.type != "cuda" or _clock.holds == _name(device):
-        yield
+    name = f"{torch.cuda.get_device_properties(device).uuid}.lock"
+    patience_s = wait_s * _AFTER_WAITING_IN_VAIN if name in _in_vain else wait_s
+    begin = time.monotonic()
+    try:
+        descriptor = _held(name, patience_s)
+        _clock.waited += time.monotonic() - begin
+    except OSError as error:
+        yield f"no lock can be made: {error}"
         return
-    with _entered(_name(device), fcntl.LOCK_EX, fcntl.LOCK_SH, wait_s, leave_door=True):
-        yield
+    if descriptor is None:
+        _in_vain.add(name)
+        yield f"another judge has timed on this GPU for {patience_s:g} s"
+        return
+    _in_vain.discard(name)
+    begin = time.monotonic()
+    try:
+        yield ""
+    finally:
+        os.close(descriptor)  # and with it goes the lock
+        _clock.held += time.monotonic() - begin
 
 
 def lock_seconds() -> tuple[float, float]:
     """How long this thread has waited for GPUs so far, and how long it had one alone."""
-    return _clock.waited, _clock.alone
+    return _clock.waited, _clock.held
 
 
 def working_s() -> float:
@@ -87,49 +88,13 @@ def working_s() -> float:
     return time.monotonic() - _clock.waited
 
 
-def _name(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-@contextmanager
-def _entered(name: str, door: int, room: int, wait_s: float, *, leave_door: bool = False) -> Iterator[str]:
-    """Hold both locks of a GPU, each as told, around the body; "" or why they are not held. `leave_door`: only while waiting."""
-    patience_s = wait_s * _AFTER_WAITING_IN_VAIN if name in _in_vain else wait_s
-    begin = time.monotonic()
-    with ExitStack() as held:
-        try:
-            with ExitStack() as entering:
-                got = _taken(f"{name}.door", door, begin + patience_s, entering if leave_door else held)
-                got = got and _taken(f"{name}.lock", room, begin + patience_s, held)
-        except OSError as error:
-            yield f"no lock can be made: {error}"
-            return
-        finally:
-            _clock.waited += time.monotonic() - begin
-        if not got:
-            _in_vain.add(name)
-            held.close()
-            yield f"another judge has timed on this GPU for {patience_s:g} s"
-            return
-        _in_vain.discard(name)
-        yield ""
-
-
-def _taken(name: str, how: int, deadline: float, keeper: ExitStack) -> bool:
-    """Whether `keeper` holds the lock of that name now, and until it closes. Raises OSError."""
-    descriptor = _held(name, how, deadline)
-    if descriptor is None:
-        return False
-    keeper.callback(os.close, descriptor)  # and with it goes the lock
-    return True
-
-
-def _held(name: str, how: int, deadline: float) -> int | None:
+def _held(name: str, patience_s: float) -> int | None:
     """A descriptor that holds the lock of that name; None when somebody else has had it all the time. Raises OSError."""
+    deadline = time.monotonic() + patience_s
     while True:
         descriptor = _opened(name)
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_the_one(descriptor, name):
                 return descriptor
         except BlockingIOError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch_cudal1 import observe
 from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.court import Job
+from torch_cudal1.judge.device_memory import give_back
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import Outputs, RegionSubject
@@ -73,7 +74,7 @@ def _run(
         except CandidateFailure as error:
             failures.update(dict.fromkeys(range(len(candidates)), f"eager cannot run: {error.found}"))
             return {}
-        ready = []
+        ready, outputs = [], None
         for at in range(len(candidates)):
             outputs = None if at in failures else _fit(trial, at, candidates[at], sets[0], expected, failures)
             if outputs is not None:
@@ -81,6 +82,8 @@ def _run(
                 apart[at] = _apart(outputs, expected)
         if not child.usable:
             return {}
+        del outputs, expected
+        give_back(own.device)
         with exclusive(own.device):
             return _timed(child, ready, sets, failures)
 

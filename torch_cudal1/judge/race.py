@@ -13,6 +13,7 @@ from torch_cudal1 import observe
 from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.court import Job, Ranking
 from torch_cudal1.judge.decide import choose_baseline
+from torch_cudal1.judge.device_memory import give_back
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import Outputs, RegionSubject
@@ -23,7 +24,7 @@ from torch_cudal1.records import NOT_EAGERS, SCHEDULES, Candidate, Region, Sched
 
 __all__ = ["rank_baselines"]
 
-_BUDGET_S = 10.0
+_BUDGET_S = 4.0
 _RANDOM_SEED = 20_260_101
 
 
@@ -65,6 +66,8 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
                 ready.append(name)
             if not child.usable:
                 return {}
+        del outputs, expected
+        give_back(job.device)
         with exclusive(job.device):
             return _raced(child, ready, sets, failures)
 

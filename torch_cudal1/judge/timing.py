@@ -49,7 +49,7 @@ _SAME_COST = 1.25  # sides whose costs are this near get the same number of call
 _WARM_CALLS = 3
 _FAR = 1.25
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
-_WARM_S = 0.2
+_WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
 _SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
 
@@ -163,7 +163,7 @@ def interleave(
     `ran`: they have been called before and only their order is wanted: if all are slow, the call that settles one is a sample too,
     and two are enough where the fastest is far ahead of the others.
     """
-    costs = {name: warm(run, device, settle_s=settle_s) for name, run in runs.items()}
+    costs = {name: warm(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1)) for name, run in runs.items()}
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))

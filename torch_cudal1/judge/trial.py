@@ -20,6 +20,7 @@ from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import Comparison
+from torch_cudal1.judge.device_memory import give_back
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible, sway
@@ -175,15 +176,15 @@ class Trial:
 
     def relieve(self) -> None:
         """Free what was computed of a region's sets, where it takes more memory than is worth the time to compute it again."""
-        if not isinstance(self.subject, RegionSubject):
-            return  # the reference is a module, which need not answer the same again
         samples = {id(sample): sample for sample in (*self.samples.values(), *self.book.values())}
         held = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
         held |= {id(tensor): tensor for tensor, _ in self.proven.values()}
-        if _size(held.values()) > _KEPT_BYTES:
+        region = isinstance(self.subject, RegionSubject)  # a module need not answer the same again
+        if region and _size(held.values()) > _KEPT_BYTES:
             for sample in samples.values():
                 sample.forget()
             self.proven.clear()
+        give_back(self.device)
 
     def _drawn(self, distribution: str) -> Sample:
         if distribution == "examples":

@@ -25,7 +25,6 @@ from torch_cudal1.judge.detectors.state import fresh_output
 from torch_cudal1.judge.detectors.training import loss_curve
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.detectors.vast import vast_shapes
-from torch_cudal1.judge.gpu_lock import together
 from torch_cudal1.judge.profiles import PROFILES, Profile, ProfileName
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import ReferenceFailure
@@ -98,9 +97,8 @@ def validate(trial: Trial, profile: Profile | None = None, *, detectors: Sequenc
     for detector in detectors_of(trial.profile) if detectors is None else detectors:
         if any(not check.passed for check in checks):
             break
-        with together(trial.device):
-            checks += _asked(detector, trial)
-            trial.relieve()
+        checks += _asked(detector, trial)
+        trial.relieve()
     return Verdict(tuple(checks), trial.profile.name)
 
 
