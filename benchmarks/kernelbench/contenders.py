@@ -32,6 +32,7 @@ from torch_cudal1.settings import Settings
 __all__ = ["Tuned", "begin", "judged", "tuned"]
 
 _TRIED_KEPT, _REASON_KEPT = 12, 200
+_MOST_SHARED_BYTES = 1 << 30
 _OF_TRIED = ("label", "techniques", "schedule", "decision", "detector", "speedup", "low", "error_ratio")
 
 
@@ -49,7 +50,7 @@ def begin(job: Job, cache: Path, shared_bytes: int) -> None:
     `shared_bytes`: of its device's memory, the tensors of one call.
     """
     settings, device = _settings(OURS, job, cache), torch.device(job.device)
-    warm.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
+    warm.begin(limits_for(settings, device), contract_for(settings), min(shared_bytes, _MOST_SHARED_BYTES))
 
 
 def tuned(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.arena import Arena, Verbs, arena_of, lend, withdraw
+from torch_cudal1.judge.arena import Arena, Verbs, arena_of, lend, lend_also, return_to_first, withdraw
 from torch_cudal1.judge.channel import in_arena, load_tensors, save_tensors
 from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.rawcopy import RefusedOutput, raw_tensors
@@ -95,6 +95,53 @@ def test_an_output_larger_than_its_storage_is_refused_here_too(folder: Path) -> 
     lying.untyped_storage().resize_(4)
     with pytest.raises(RefusedOutput, match="its storage has"):
         raw_tensors([lying], folder / "message")
+
+
+def test_a_larger_one_stands_in_for_the_first_and_is_given_back(folder: Path) -> None:
+    large = torch.randn(SIZE)
+    given_back: list[int] = []
+    buffer = (ctypes.c_char * (8 * SIZE))()
+    first = arena_of(folder)
+    for ended in (return_to_first, withdraw):
+        verbs = Verbs(ctypes.memmove, lambda: None, lambda: given_back.append(1))
+        lend_also(folder, Arena(CPU, ctypes.addressof(buffer), 8 * SIZE, verbs))
+        layout = save_tensors([large], folder / "message")
+        assert in_arena(layout)
+        (back,) = load_tensors(layout, folder / "message", CPU)
+        assert back is not None
+        assert torch.equal(back, large)
+        ended(folder)
+        assert arena_of(folder) is (first if ended is return_to_first else None)
+    assert given_back == [1, 1]
+    return_to_first(folder)  # of none: nothing to do
+
+
+def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
+    with Child(limits_for(Settings(), CPU), Contract()) as child, child.room(1 << 40):
+        path = child.new_file()
+        child.call("put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base="")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> None:
+    device = torch.device("cuda")
+    with Child(limits_for(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
+        standing = arena_of(child.scratch)
+        value = torch.randn(3 << 20, device=device)
+        for _ in range(3):
+            path = child.new_file()
+            with child.room(value.nbytes + 512):
+                layout = save_tensors([value], path)
+                assert in_arena(layout)
+                child.call("put", name="set", layout=layout, path=str(path), base="")
+            assert arena_of(child.scratch) is standing
+        assert child.call("unchanged", name="set")["changed"] == []
+        small = child.new_file()
+        child.call("put", name="small", layout=save_tensors([torch.ones(4, device=device)], small), path=str(small), base="")
+        with child.room(1 << 60):  # nobody has that much: through files, as without
+            layout = save_tensors([value], child.new_file())
+            assert not in_arena(layout)
 
 
 @pytest.mark.gpu

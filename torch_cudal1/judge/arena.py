@@ -19,7 +19,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 
-__all__ = ["Arena", "Verbs", "arena_of", "lend", "open_arena", "share", "withdraw"]
+__all__ = ["Arena", "Verbs", "arena_of", "lend", "lend_also", "open_arena", "return_to_first", "share", "withdraw"]
 
 _ALIGNMENT = 512
 _HANDLE_BYTES = 64
@@ -84,6 +84,7 @@ class Arena:
 
 
 _LENT: dict[Path, Arena] = {}
+_FIRST: dict[Path, Arena] = {}  # those that a larger one stands in for
 
 
 def lend(folder: Path, arena: Arena) -> None:
@@ -91,8 +92,22 @@ def lend(folder: Path, arena: Arena) -> None:
     _LENT[folder] = arena
 
 
+def lend_also(folder: Path, arena: Arena) -> None:
+    """For the next messages this one in the place of what is lent already, until `return_to_first`."""
+    _FIRST[folder] = _LENT[folder]
+    _LENT[folder] = arena
+
+
+def return_to_first(folder: Path) -> None:
+    """Give the second one back. Nothing to do where there is none."""
+    if folder in _FIRST:
+        _LENT.pop(folder).close()
+        _LENT[folder] = _FIRST.pop(folder)
+
+
 def withdraw(folder: Path) -> None:
     """No longer; the memory is given back. Nothing to do where nothing was lent."""
+    return_to_first(folder)
     arena = _LENT.pop(folder, None)
     if arena is not None:
         arena.close()

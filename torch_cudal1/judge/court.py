@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "tried"]
 
-# of the GPU with each process; tensors beyond it go through files
-_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 9 << 30, 12
+# of the GPU with each process, for as long as it lives; for larger tensors more is shared while they are handed over
+_SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 1 << 30, 12
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +76,7 @@ class Child:
 
         `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
         `worker`: the module that serves in it, the judge's own by default. `nursery`: what forks it, if anything.
-        `shared_bytes`: of the GPU, through which tensors go as long as they fit; see `arena`.
+        `shared_bytes`: of the GPU, through which tensors go as long as they fit; see `arena`, and `room` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
         self._nursery = nursery
@@ -159,6 +160,41 @@ class Child:
         if "error" in answer:
             raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
         return answer
+
+    @contextmanager
+    def room(self, size_bytes: int) -> Iterator[None]:
+        """Share more of the GPU's memory for the messages of the body, if they need more than there is between messages.
+
+        Without a GPU, or where it has no such memory left, they go through files as ever. Raises CandidateFailure.
+        """
+        standing = arena.arena_of(self.scratch)
+        if standing is None or size_bytes <= standing.size_bytes or not self._widened(size_bytes):
+            yield
+            return
+        try:
+            yield
+        finally:
+            try:
+                if self.usable:
+                    self.call("unshare")  # it lets go of the memory before that is given back
+            finally:
+                arena.return_to_first(self.scratch)
+
+    def _widened(self, size_bytes: int) -> bool:
+        try:
+            wide = arena.share(size_bytes, self.limits.device)
+        except SandboxError as error:
+            observe.record("judge", "arena", "none", reason=error.found)
+            return False
+        arena.lend_also(self.scratch, wide)
+        try:
+            shared = not self.call("share", arena=(wide.handle, wide.size_bytes))["unshared"]
+        except CandidateFailure:
+            arena.return_to_first(self.scratch)
+            raise
+        if not shared:
+            arena.return_to_first(self.scratch)
+        return shared
 
     def finish(self, wait_s: float) -> bool:
         """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it did in time."""

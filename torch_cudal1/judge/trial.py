@@ -18,7 +18,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
-from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.channel import load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.compare import Comparison
 from torch_cudal1.judge.device_memory import give_back
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
@@ -34,6 +34,7 @@ from torch_cudal1.records import Candidate, Contract, Schedule
 
 __all__ = ["Book", "Sample", "Trial"]
 
+_ALIGNED_BYTES = 512  # what a tensor in a message may waste
 _COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
 
 
@@ -100,6 +101,12 @@ class Sample:
         if not self.kept:
             for name in ("exact", "sway"):
                 self.__dict__.pop(name, None)
+
+
+def _message(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of a message with these tensors, at most."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return sum(storage_extent(t.shape, t.stride()) * t.element_size() + _ALIGNED_BYTES for t in given)
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:
@@ -287,8 +294,9 @@ class Trial:
     def call_slot(self, slot: str, inputs: str, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call what is in a slot of the child on an input set. Raises CandidateFailure."""
         path = self.child.new_file()
-        answer = self.child.call("run", slot=slot, inputs=inputs, path=str(path), hold=hold, deadline_s=deadline_s)
-        outputs = self._read(answer, path)
+        with self.child.room(self._room):
+            answer = self.child.call("run", slot=slot, inputs=inputs, path=str(path), hold=hold, deadline_s=deadline_s)
+            outputs = self._read(answer, path)
         facts = answer.get("facts")
         if not isinstance(facts, list) or len(facts) != len(outputs):
             raise CandidateFailure("run", "an answer without the properties of its outputs", "protocol")
@@ -301,24 +309,39 @@ class Trial:
     def fetched(self, verb: str, **fields: Any) -> tuple[dict[str, Any], Outputs]:
         """As `told`, for a verb that writes tensors. Raises CandidateFailure."""
         path = self.child.new_file()
-        answer = self.told(verb, path=str(path), **fields)
-        try:
-            return answer, load_tensors(answer.get("layout") or [], path, self.device)
-        except SandboxError as error:
-            raise CandidateFailure(verb, f"unreadable outputs: {error.found}", "protocol") from error
-        finally:
-            path.unlink(missing_ok=True)
+        with self.child.room(self._room):
+            answer = self.told(verb, path=str(path), **fields)
+            try:
+                return answer, load_tensors(answer.get("layout") or [], path, self.device)
+            except SandboxError as error:
+                raise CandidateFailure(verb, f"unreadable outputs: {error.found}", "protocol") from error
+            finally:
+                path.unlink(missing_ok=True)
 
     def rewrite(self, sample: Sample, values: Sequence[torch.Tensor | None]) -> None:
         """Put other values (None: as they are) into the memory of a set in the child; here the set stays as it was."""
         path = self.child.new_file()
-        self.child.call("rewrite", name=sample.name, layout=save_tensors(values, path), path=str(path))
+        with self.child.room(_message(values)):
+            self.child.call("rewrite", name=sample.name, layout=save_tensors(values, path), path=str(path))
         path.unlink(missing_ok=True)
 
     def reread(self, index: int) -> Outputs:
         """Held outputs number `index` as they are now in the child."""
         path = self.child.new_file()
-        return self._read(self.child.call("reread", index=index, path=str(path)), path)
+        with self.child.room(self._room):
+            return self._read(self.child.call("reread", index=index, path=str(path)), path)
+
+    def changed_inputs(self, sample: Sample) -> list[int] | None:
+        """Positions of the inputs of a set that are no longer in the child what they were; None for an answer that is none."""
+        told: Any = self.child.call("unchanged", name=sample.name, slot="candidate").get("changed", "")
+        if told is None:
+            path = self.child.new_file()
+            with self.child.room(_message(sample.inputs)):
+                layout = save_tensors(sample.inputs, path)
+                answer = self.child.call("unchanged", name=sample.name, slot="candidate", layout=layout, path=str(path))
+                told = answer.get("changed")
+            path.unlink(missing_ok=True)
+        return told if isinstance(told, list) else None
 
     def drop(self, *samples: Sample) -> None:
         """Free input sets here and in the child."""
@@ -330,10 +353,16 @@ class Trial:
 
     def _hand_over(self, sample: Sample, *, base: str, given: Sequence[torch.Tensor | None]) -> Sample:
         path = self.child.new_file()
-        layout = save_tensors(given, path)
-        self.child.call("put", name=sample.name, layout=layout, path=str(path), base=base)
+        with self.child.room(_message(given)):
+            layout = save_tensors(given, path)
+            self.child.call("put", name=sample.name, layout=layout, path=str(path), base=base)
         self.samples[sample.name] = sample
         return sample
+
+    @property
+    def _room(self) -> int:
+        """What a message with the results of a call takes, as far as that is known."""
+        return self.subject.output_bytes + _ALIGNED_BYTES * len(self.subject.outputs)
 
     def _read(self, answer: dict[str, Any], path: Any) -> Outputs:
         try:

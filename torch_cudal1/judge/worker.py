@@ -21,7 +21,7 @@ import torch
 
 from torch_cudal1.errors import Cudal1Error, SandboxError
 from torch_cudal1.judge import exercises, guard_pages, inspections, rights, timing, vast
-from torch_cudal1.judge.arena import lend, open_arena
+from torch_cudal1.judge.arena import Arena, lend, lend_also, open_arena, return_to_first
 from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.gpu_state import reset_persisting_l2
@@ -39,6 +39,7 @@ from torch_cudal1.program.schedule import build as build_runner
 __all__ = ["VERBS", "Request", "Session", "Verb", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
+_COPIED_BYTES = 1 << 30  # of a set larger than that no copy is kept: it is shown again where it must be
 
 
 @dataclass
@@ -78,21 +79,32 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     torch.set_num_threads(int(request["threads"]))
     rights.apply(request["flags"])
     tighten(request, session.device)
-    unshared = _shared(session, request.get("arena"))
+    unshared = _shared(session, request.get("arena"), lend)
     gc.collect()
     gc.freeze()  # what was imported is never garbage: later collections need not look at it
     return {"pid": os.getpid(), "torch": torch.__version__, "unshared": unshared, "surroundings": surroundings(session.device)}
 
 
-def _shared(session: Session, arena: Sequence[Any] | None) -> str:
+def _shared(session: Session, arena: Sequence[Any] | None, use: Callable[[Path, Arena], None]) -> str:
     """Open the memory that the judge shares, if it does; why that cannot be done, "" if it is."""
     if arena is None:
         return "none was given"
     try:
-        lend(session.scratch, open_arena(str(arena[0]), int(arena[1]), session.device))
+        use(session.scratch, open_arena(str(arena[0]), int(arena[1]), session.device))
     except SandboxError as error:
         return error.found
     return ""
+
+
+def _share(session: Session, request: Request) -> dict[str, Any]:
+    """Take larger memory for the next messages; why that cannot be done, "" if it is."""
+    return {"unshared": _shared(session, request["arena"], lend_also)}
+
+
+def _unshare(session: Session, request: Request) -> dict[str, Any]:
+    """Let go of it."""
+    return_to_first(session.scratch)
+    return {}
 
 
 def _load(session: Session, request: Request) -> dict[str, Any]:
@@ -128,7 +140,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
     base: Sequence[torch.Tensor | None] = session.sets[request["base"]] if request["base"] else given
     session.sets[request["name"]] = [present(new if new is not None else old) for new, old in zip(given, base, strict=True)]
     session.sources[request["name"]] = (layout, path)
-    if in_arena(layout) and not request["base"]:
+    if in_arena(layout) and not request["base"] and sum(map(_bytes_of, given)) <= _COPIED_BYTES:
         session.copies[request["name"]] = load_tensors(layout, path, session.device)
     return {}
 
@@ -183,12 +195,14 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _unchanged(session: Session, request: Request) -> dict[str, Any]:
-    """Positions of the inputs of a set whose bytes are no longer those that came."""
+    """Positions of the inputs of a set whose bytes are no longer those that came; None where they must be shown again for that."""
     before = session.copies.get(request["name"])
     if before is None:
         layout, path = session.sources[request["name"]]
         if in_arena(layout):
-            raise SandboxError("comparing inputs", "of a set that is based on another no copy was kept")
+            if "layout" not in request:
+                return {"changed": None}
+            layout, path = request["layout"], Path(request["path"])
         before = load_tensors(layout, path, session.device)
     now = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
@@ -265,6 +279,8 @@ def _build(session: Session, request: Request) -> dict[str, Any]:
 Verb: TypeAlias = Callable[[Session, Request], dict[str, Any]]
 VERBS: dict[str, Verb] = {
     "hello": _hello,
+    "share": _share,
+    "unshare": _unshare,
     "load": _load,
     "read_source": _read_source,
     "load_source": _load_source,
@@ -314,6 +330,10 @@ def _serve(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dic
     except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
         detector = {"detector": "resource"} if "allocate memory" in str(error) else {}  # torch's CPU allocator raises RuntimeError
         return {"error": f"{type(error).__name__}: {error}", **detector}
+
+
+def _bytes_of(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.untyped_storage().nbytes()
 
 
 def _same_bytes(old: torch.Tensor, new: torch.Tensor) -> bool:

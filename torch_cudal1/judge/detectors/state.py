@@ -61,7 +61,7 @@ def _form(trial: Trial, sample: Sample) -> Check:
 
 def _inputs_kept(trial: Trial, samples: Sequence[Sample]) -> Check:
     for sample in samples:
-        changed = trial.child.call("unchanged", name=sample.name, slot="candidate").get("changed")
+        changed = trial.changed_inputs(sample)
         if changed != []:
             return Check("fresh_output", False, detail=f"inputs {changed} were written to")
     return Check("fresh_output", True, detail="inputs unchanged")
