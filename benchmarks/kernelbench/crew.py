@@ -36,6 +36,7 @@ CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
 _TELL_S = 30.0
 _OVERTAKEN_S = 40.0
+_SMALL_SHARE, _FOR_SMALL = 0.08, 0.35  # of the memory: what a small task takes at most, and what all of them may
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
@@ -268,18 +269,29 @@ class Crew:
             self._loud()
 
     def _serve(self) -> None:
-        """Grant what can be granted, in the order in which tasks were started; who has waited long is no more overtaken."""
+        """Grant what can be granted, in the order of starts; who has waited long is overtaken only by small ones."""
         kept_free = False
         for one in self.running:
             if one.waits == "quiet" and self.holder is None:
                 self._hold(one)
-            elif one.waits == "memory" and self.holder is None and not kept_free:
-                taken = sum(other.granted for other in self.running)
-                if one.wanted is not None and taken + one.wanted <= self.plan.memory_bytes:
-                    one.granted = one.wanted
-                    self._grant(one)
-                else:
-                    kept_free = time.monotonic() - one.asked > _OVERTAKEN_S
+            elif one.waits == "memory" and self.holder is None:
+                self._give_memory(one, kept_free=kept_free)
+                kept_free = kept_free or (bool(one.waits) and time.monotonic() - one.asked > _OVERTAKEN_S)
+
+    def _give_memory(self, one: _Running, *, kept_free: bool) -> None:
+        """Grant what it wants, if that is left. Small ones have a part to themselves that no task but one alone may take: however
+        large a task is, it waits for other large ones, and never for the many small ones.
+        """
+        assert one.wanted is not None
+        most = self.plan.memory_bytes
+        small = one.wanted <= _SMALL_SHARE * most
+        if kept_free and not small:
+            return
+        wanted = one.wanted if one.alone else min(one.wanted, int((1 - _FOR_SMALL) * most))
+        same = [other.granted for other in self.running if (other.granted <= _SMALL_SHARE * most) is small]
+        if wanted + sum(same) <= (most if one.alone else int((_FOR_SMALL if small else 1 - _FOR_SMALL) * most)):
+            one.granted = wanted
+            self._grant(one)
 
     def _hold(self, one: _Running) -> None:
         self.holder, self.since = one, time.monotonic()

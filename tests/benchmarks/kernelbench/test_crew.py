@@ -113,13 +113,15 @@ def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path)
     assert (sorted(found), left) == (["1/1", "1/2", "1/3"], 0)
 
 
-def test_an_enormous_task_gets_all_there_is_and_one_of_unknown_size_a_quarter(tmp_path: Path) -> None:
-    enormous = "line.memory(10 ** 15); note('enormous'); " + GOOD
-    unknown = "line.memory(None); note('unknown')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
-    beside = "line.memory(75); note('beside'); (folder / 'go').touch(); " + GOOD
-    found, left = run(tmp_path, unknown, beside, enormous)
+def test_an_enormous_task_waits_for_large_ones_and_has_small_ones_beside_it(tmp_path: Path) -> None:
+    unknown = "line.memory(None); note('unknown'); time.sleep(0.3); note('unknown ends'); " + GOOD
+    enormous = "line.memory(10 ** 15); note('enormous')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
+    small = "line.memory(5); time.sleep(0.6); line.memory(5); note('small'); (folder / 'go').touch(); " + GOOD
+    found, left = run(tmp_path, unknown, enormous, small)
     assert (len(found), left) == (3, 0)
-    assert notes(tmp_path)[-1][1] == "enormous" or notes(tmp_path)[0][1] == "enormous"
+    order = [name for _, name in notes(tmp_path)]
+    assert order.index("unknown ends") < order.index("enormous") or order.index("enormous") < order.index("unknown")
+    assert "small" in order
 
 
 @pytest.mark.parametrize("freeze", [True, False])
