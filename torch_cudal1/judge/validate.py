@@ -5,9 +5,11 @@ A Verdict lists what ran, so what a profile leaves out is not claimed. Tests of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_cudal1 import observe
 from torch_cudal1.judge.detectors import Detector
 from torch_cudal1.judge.detectors.concurrent import capture, reentrancy, stream_order
 from torch_cudal1.judge.detectors.environment import env_diff, env_diff_calls
@@ -94,11 +96,15 @@ def validate(trial: Trial, profile: Profile | None = None, *, detectors: Sequenc
     """
     trial.profile = profile or trial.profile
     checks: list[Check] = []
+    seconds: dict[str, float] = {}
     for detector in detectors_of(trial.profile) if detectors is None else detectors:
         if any(not check.passed for check in checks):
             break
+        begin = time.monotonic()
         checks += _asked(detector, trial)
         trial.relieve()
+        seconds[getattr(detector, "__name__", "detector")] = round(time.monotonic() - begin, 3)
+    observe.record("judge", "validated", trial.subject.key[:12], seconds=seconds)
     return Verdict(tuple(checks), trial.profile.name)
 
 
