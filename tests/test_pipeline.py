@@ -183,6 +183,23 @@ def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(region, place
     assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == ("not judged", told)
 
 
+@pytest.mark.parametrize(("floor_us", "raced"), [(0.0, 4), (400.0, 4), (100_000.0, 2)])
+def test_graphs_are_raced_only_where_launching_can_matter(region, place, monkeypatch, floor_us, raced):
+    """Where results are gigabytes a graph saves nothing, and holds its inputs and results a second time."""
+    asked: list[str] = []
+
+    def rank_baselines(region, schedules, job):
+        asked.extend(schedules)
+        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {})
+
+    monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
+    monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager", "inductor", "eager+graph", "inductor+graph"])
+    ranking = pipeline._ranked(region, place, judge.Job(place.settings, place.contract, CPU), 15.0, floor_us)
+    assert len(asked) == raced
+    assert set(ranking.failures) == ({"eager+graph", "inductor+graph"} if raced == 2 else set())
+    assert all("launches" in why for why in ranking.failures.values())
+
+
 def test_a_graph_spares_launches_and_no_views(region):
     before = [step.target for step in region.program.steps]
     assert before == ["aten.t.default", "aten.addmm.default", "aten.sum.dim_IntList"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_cudal1.judge.compare import compare, same_bits, same_masks
+from torch_cudal1.judge import spread
+from torch_cudal1.judge.compare import compare, grossly_equal, same_bits, same_masks
 from torch_cudal1.judge.oracle import sway
 
 N = 512
@@ -242,3 +243,23 @@ def test_without_memory_for_it_nothing_is_known_of_what_moves() -> None:
         raise torch.OutOfMemoryError("none left")
 
     assert sway(full, [torch.ones(3)], [torch.ones(3, dtype=torch.float64)]) == [None]
+
+
+@pytest.mark.parametrize("block", [7, 1 << 17])
+def test_a_rough_comparison_is_the_same_in_whatever_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setitem(spread._BLOCK, "cpu", block)
+    values = torch.randn(50, 3, dtype=torch.float32)
+    assert grossly_equal(values, values * 1.009)
+    assert not grossly_equal(values, values * 1.02)
+    assert grossly_equal(values.half(), (values * 1.04).half())
+    one_off = values.clone()
+    one_off[49, 2] += 10.0
+    assert not grossly_equal(one_off, values)
+    huge = values * 1e30  # squares beyond float32, not beyond what is summed
+    assert grossly_equal(huge, huge * 1.009)
+    for share, equal in ((0.4, True), (0.6, False)):
+        lost = values.clone()
+        lost.view(-1)[: int(share * 150)] = math.nan
+        assert grossly_equal(lost, lost) is equal
+    assert grossly_equal(values[:0], values[:0])
+    assert not grossly_equal(values, values.double())

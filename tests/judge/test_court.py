@@ -12,7 +12,8 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec, with_steps
 from torch_cudal1 import observe
-from torch_cudal1.judge import Job, Ranking, build, evidence, judge, kept_warm, race, rank_baselines, tried
+from torch_cudal1.judge import Job, Ranking, build, court, evidence, judge, kept_warm, race, rank_baselines, tried
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Accepted, Candidate, Contract, Region, Rejected, Target
@@ -62,7 +63,8 @@ def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_ca
     with kept_warm():
         ranking = rank_baselines(region, ("eager", "inductor"), job)
         assert not ranking.failures
-        assert isinstance(judge(region, candidate(broadcast), ranking, job).decision, Accepted)
+        verdict = judge(region, candidate(broadcast), ranking, job).verdict
+        assert verdict.passed, verdict.failure
 
 
 def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
@@ -78,7 +80,8 @@ def test_a_slower_candidate_is_right_but_rejected() -> None:
     region, broadcast = diagonal_product()
     swapped = Region(broadcast, region.roles)
     ranking = Ranking(Candidate(broadcast, "eager", "baseline"), {"eager": 1.0})
-    judgement = judge(swapped, candidate(broadcast), ranking, JOB)
+    job = Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    judgement = judge(swapped, candidate(region.program), ranking, job)
     assert judgement.verdict.passed, judgement.verdict.failure
     assert isinstance(judgement.decision, Rejected)
     assert judgement.decision.detector == "timing"
@@ -110,6 +113,29 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
     monkeypatch.setattr(race, "_raced", lambda *given: held.append("raced") or raced(*given))
     rank_baselines(region, ("eager",), JOB)
     assert held == ["lock of cpu", "raced", "given back"]
+
+
+def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) -> None:
+    """Compiling takes seconds, timing tenths of them; a surprise is loaded once more, in a process that is started for it."""
+    region, broadcast = diagonal_product()
+    happened: list[str] = []
+
+    @contextmanager
+    def exclusive(device: torch.device) -> Iterator[str]:
+        happened.append("lock")
+        yield ""
+        happened.append("given back")
+
+    load, timed, started = Trial.load, court.time_slots, court.fresh
+    monkeypatch.setattr(court, "exclusive", exclusive)
+    monkeypatch.setattr(Trial, "load", lambda *given: happened.append("load") or load(*given))
+    monkeypatch.setattr(court, "time_slots", lambda *given: happened.append("time") or timed(*given))
+    monkeypatch.setattr(court, "fresh", lambda *given: happened.append("process") or started(*given))
+    monkeypatch.setattr("torch_cudal1.judge.confirm.surprising", lambda score, best: True)
+    ranking = Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    judge(region, candidate(broadcast), ranking, Job(Settings(assume_finite=True), Contract(assume_finite=True), CPU))
+    first = happened.index("lock")
+    assert happened[first - 1 : first + 8] == ["load", "lock", "time", "given back", "process", "load", "load", "lock", "time"]
 
 
 def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_reason(monkeypatch) -> None:

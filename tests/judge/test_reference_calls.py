@@ -125,6 +125,21 @@ def test_the_next_candidate_of_a_region_finds_what_the_first_one_had_computed(ch
     assert subject.total("eager") <= 2  # the third distribution is a secret of each candidate, and so is what moves
 
 
+def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_is_held(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_cudal1.judge.trial._KEPT_BYTES", 0)
+    given: list[Trial] = []
+    run = Trial.relieve
+    monkeypatch.setattr(Trial, "relieve", lambda self: given.append(self) or run(self))
+    book: Book = {}
+    _, checks = judged(child, LINEAR, in_float64(), numerics, special, perturb, book=book)
+    assert all(check.passed for check in checks), checks
+    assert not book
+    assert not given[-1].proven
+    assert not any({"reference", "exact", "sway"} & set(vars(sample)) for sample in given[-1].samples.values())
+
+
 def _linear(*steps: Step, output: int) -> Program:
     return replace(LINEAR.program, steps=steps, outputs=(output,))
 

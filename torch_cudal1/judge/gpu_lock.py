@@ -1,15 +1,13 @@
-"""One at a time on a GPU's clock, and nobody who validates beside it: for every judge of this machine that sees the same folder.
+"""One at a time on a GPU's clock: a lock of this machine, for every judge of every user and cache that sees the same folder.
 
-    /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock, .door    the folder is like /tmp itself: anybody's to add to, nobody's to replace
+    /tmp/torch_cudal1-gpus/<UUID of the GPU>.lock        the folder is like /tmp itself: anybody's to add to, nobody's to replace
 
-Those who validate share the lock; who times has it alone. Who wants to time shares the door, which those who come to validate need
-for themselves: so they come in again when nobody wants to time any more, and timing never waits for more than what has begun.
-
-The locks are flock's, which end with the process that holds them, however that ends. Nothing is ever written: a file is opened for
+The lock is flock's, which ends with the process that holds it, however that ends. Nothing is ever written: a file is opened for
 reading, never through a link, and may belong to anybody. Somebody who holds one for ever costs waiting time and no more: who has
 waited in vain runs all the same, says so, and waits a tenth as long from then on until it gets the lock again.
 
-What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own.
+What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own; or make those who validate
+wait for those who time. That was tried: eight searches on one GPU waited for most of their time (benchmarks/LOG.md, 2026-11-23).
 """
 
 from __future__ import annotations

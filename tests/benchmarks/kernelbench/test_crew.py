@@ -94,6 +94,19 @@ def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_pat
     assert said.index("busy ends") < len(said) - 1 - said[::-1].index("short")  # the second try waited for everybody else
 
 
+def test_a_process_that_ended_for_lack_of_memory_is_told_by_its_log(tmp_path: Path) -> None:
+    """What ends it need not be the last line that it writes."""
+    short = (
+        "note('short')\n"
+        "if len(open(folder / 'notes').read().split('short')) < 3:\n"
+        "    print('CUDA error: out of memory'); print('Compile with TORCH_USE_CUDA_DSA', flush=True); os._exit(1)\n" + GOOD
+    )
+    found, left = run(tmp_path, short)
+    assert left == 0
+    assert found["1/1"]["columns"]["cudal1"]["status"] == "ok"
+    assert found["1/1"]["alone"]
+
+
 def test_a_task_that_is_short_of_memory_alone_too_is_a_failure(tmp_path: Path) -> None:
     found, left = run(tmp_path, "line.stage('load'); line.memory(10); raise MemoryError('CUDA out of memory')")
     assert (left, set(statuses(found["1/1"]).values())) == (0, {"failed"})
