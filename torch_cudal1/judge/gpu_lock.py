@@ -6,8 +6,9 @@ The lock is flock's, which ends with the process that holds it, however that end
 reading, never through a link, and may belong to anybody. Somebody who holds one for ever costs waiting time and no more: who has
 waited in vain runs all the same, says so, and waits a tenth as long from then on until it gets the lock again.
 
-What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own; or make those who validate
-wait for those who time. That was tried: eight searches on one GPU waited for most of their time (benchmarks/LOG.md, 2026-11-23).
+What it does not do: keep other programs off the GPU, or judges in a container that has a /tmp of its own; or make those who
+validate wait for those who time. That was tried: eight searches on one GPU waited for most of their time (benchmarks/LOG.md,
+2026-11-23).
 """
 
 from __future__ import annotations
