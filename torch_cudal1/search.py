@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_cudal1 import judge
-from torch_cudal1.graph.partition import Island, is_product, partition, splice
+from torch_cudal1.graph.partition import Island, partition, splice, starts_island
 from torch_cudal1.graph.propose import Variant, product_islands, rewritten
 from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
 from torch_cudal1.judge.profiles import SURPRISE
@@ -77,7 +77,7 @@ class Search:
             yield from self._spliced(self.whole, self.dense, self.kernels, schedules)
         yield from compose(rewrites, schedules)
         whole = partition(_form(self.region, self.variant), products=True).islands
-        with_products = any(is_product(step) for island in whole for step in island.region.program.steps)
+        with_products = any(starts_island(step) for island in whole for step in island.region.program.steps)
         if with_products and not (self.dense and standing.best_us is None) and set(whole) != set(self.dense):
             yield from self._spliced(self.variant, whole, self.kernels, schedules)
         if not (self.dense and standing.best_us is not None):

@@ -220,6 +220,21 @@ template <int LEFT> static void wait_copies() {}
 static void show_to_wgmma() {}
 static int computed_again(int x) { return x; }
 
+// ---- what blocks of a cluster hand each other, and flags in memory; clusters run one after the other, in order
+
+static float* room() { return (float*)memory; }
+static float fused(float a, float b, float c) { return std::fmaf(a, b, c); }
+static float swapped(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
+static void join_block() { __syncthreads(); }
+static void join_warp() { block->warps[threadIdx.x / 32].gate.arrive_and_wait(); }
+static unsigned rank_in_cluster() { return blockIdx.x % cluster.size(); }
+static void join_cluster() { meet_cluster(); }
+static void store_in(unsigned rank, float4* there, float4 value) { std::memcpy(cluster[rank]->room.data() + ((char*)there - memory), &value, 16); }
+static unsigned seen(const unsigned* flag) { return *(const volatile unsigned*)flag; }
+static void tell(unsigned* flag) { *(volatile unsigned*)flag = 1; }
+static void rest() { std::abort(); }  // whoever has to be waited for has run already
+static float fetched(const float* from) { return *from; }
+
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }
 template <class... T>

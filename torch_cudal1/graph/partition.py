@@ -5,8 +5,8 @@
 
 An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
 (norm, softmax, reduction). Layout changes stay outside, with Inductor; so do matrix products and convolutions, except with
-`products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it. `left` says for each kind
-of step why. Nothing is decided here about speed: an island is only worth a look.
+`products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it, and a recurrent layer is
+one by itself. `left` says for each kind of step why. Nothing is decided here about speed: an island is only worth a look.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
 from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.recurrent import TARGETS
 from torch_cudal1.records import Kind, Region, Role
 
-__all__ = ["Island", "Partition", "is_product", "partition", "splice", "with_inputs"]
+__all__ = ["Island", "Partition", "is_product", "partition", "splice", "starts_island", "with_inputs"]
 
 _ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("efficient", "flash", "cudnn"))
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", *_ATTENTION))
@@ -127,7 +128,8 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         product = products and is_product(step)
-        starts = product or _is_pool(step)  # their operands are read from memory: they join nobody
+        alone = products and _is_recurrent(step)
+        starts = product or alone or _is_pool(step)  # their operands are read from memory: they join nobody
         if position in given and given[position] in started:
             chosen: int | None = started[given[position]]
         else:
@@ -135,7 +137,7 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
             chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
-            groups.append(_Group(has_product=product))
+            groups.append(_Group(has_product=product or alone))
             if position in given:
                 started[given[position]] = chosen
         if chosen is not None:
@@ -147,7 +149,7 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
             above |= {chosen}
         for out in step_outs(step):
             upstream[out] = above
-            if chosen is not None:
+            if chosen is not None and not alone:  # nothing joins what has a kernel to itself
                 group_of[out] = chosen
     return [tuple(sorted(group.steps)) for group in groups if group.steps]
 
@@ -282,9 +284,18 @@ def is_product(step: Step) -> bool:
     return isinstance(step, Aten) and step.target in _PRODUCTS
 
 
+def starts_island(step: Step) -> bool:
+    """Whether only `partition(products=True)` makes an island of it: a product, or a recurrent layer."""
+    return is_product(step) or _is_recurrent(step)
+
+
+def _is_recurrent(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in TARGETS
+
+
 def _is_anchor(step: Step, products: bool) -> bool:
     """Worth a kernel on its own."""
-    return _is_row_op(step) or (products and is_product(step))
+    return _is_row_op(step) or (products and starts_island(step))
 
 
 def _is_fusible(step: Step) -> bool:

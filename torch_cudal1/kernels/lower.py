@@ -17,6 +17,7 @@ from torch_cudal1.kernels.gemm import folded, parts_of, split_as_batch, split_ou
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
 from torch_cudal1.kernels.schedule import Nest, schedule
 from torch_cudal1.kernels.source import POINTERS, Tile, kernel_source
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
@@ -58,6 +59,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
     if sm < 80:
         return ()
     try:
+        if is_recurrent(program):
+            return recurrences(program, sm)
         traced = trace(program)
         if traced.family == "conv":
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
@@ -74,6 +77,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
 
 def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) -> Lowered:
     """The kernels of a proposal. Raises NotLowerableError (the island is not ours) or ProgramError (the proposal is nonsense)."""
+    if traced is None and proposal.family == "recurrent":
+        return Lowered(*recurred(program, proposal))
     traced = trace(program) if traced is None else traced
     if proposal.family != traced.family:
         raise ProgramError("proposal", f"family {proposal.family!r} for an island of family {traced.family!r}")
