@@ -120,8 +120,8 @@ def _prepare(bench: Bench, size: int | None) -> None:
     bench.line.memory(None if size is None else int(_COMPILING * size))
     if bench.own:
         bench.helpers.enter_context(kept_warm())
-        if size is not None and size < _LARGE_BYTES:  # a larger one shares more memory than a task may have before its turn
-            contenders.begin(bench.job, Path(bench.spec["cache"]), size)
+        # a larger one would share more memory than a task may have before its turn
+        contenders.begin(bench.job, Path(bench.spec["cache"]), size if size is not None and size < _LARGE_BYTES else 0)
     with bench.stage("compile"):
         module = make_module(bench.made, bench.device, bench.job.mode)
         inputs = make_inputs(bench.made, bench.device, 0)

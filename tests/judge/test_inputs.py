@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,30 @@ def test_the_longest_reduction_and_the_work_are_known() -> None:
     facts = analyse(linear_relu().program)
     assert facts.longest_reduction == 48
     assert facts.flops == 2 * 32 * 48 * 64
+
+
+def test_recurrent_weights_keep_what_is_rounded_small_however_they_come() -> None:
+    steps, width, hidden = 200, 24, 64
+    layer = torch.nn.LSTM(width, hidden)
+    tensors = [torch.zeros(steps, 2, width), torch.zeros(1, 2, hidden), torch.zeros(1, 2, hidden), *layer._flat_weights]
+
+    def arguments(values: Any) -> tuple[Any, ...]:
+        return values[0], tuple(values[1:3]), tuple(values[3:]), True, 1, 0.0, False, False, False
+
+    values = [V(number) for number in range(len(tensors))]
+    program = Program(
+        tuple(TensorSpec.of(tensor.detach()) for tensor in tensors),
+        (Aten("aten.lstm.input", arguments(values), (), (7, 8, 9), True),),
+        (7, 8, 9),
+    )
+    facts = analyse(program)
+    assert (facts.weights, facts.chain, facts.longest_reduction) == (frozenset({3, 4, 5, 6}), steps, hidden)
+    assert facts.flops == 2 * steps * 2 * 4 * hidden * (width + hidden)
+    island = Region(program, ("input",) * len(tensors), "inference", "island", "layer")
+    inputs = make_inputs(subject(island), 3, "normal", torch.device("cpu"))
+    out, _, _ = torch.lstm(*arguments(inputs))
+    exact, _, _ = torch.lstm(*arguments([tensor.double() for tensor in inputs]))
+    assert float((out - exact).norm() / exact.norm()) < 1e-5
 
 
 def test_wrong_examples_and_unknown_distributions_are_refused() -> None:

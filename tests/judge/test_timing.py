@@ -61,7 +61,9 @@ def test_interleaved_samples_keep_the_order_of_speed() -> None:
         (1.5e6, True, 2),  # the settling call and one more
         (1.1e6, True, 3),  # too near for two
         (1.5e6, False, 3),  # the settling call may have been the first of all
-        (1e5, True, 30),  # one of them is fast
+        (1e5, True, 5),  # one of them is fast: five
+        (9e5, True, 30),  # and near the other
+        (1e5, False, 30),
     ],
 )
 def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
@@ -70,7 +72,7 @@ def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
     costs = {slow: 1e6, quick: other_us}
     monkeypatch.setattr(timing, "warm", lambda run, device, settle_s: side(costs[run]))
     monkeypatch.setattr(timing, "_sample", lambda run, calls, device: costs[run])
-    found = interleave({"one": slow, "other": quick}, CPU, budget_s=1e6 if samples == 30 else 1.0, ran=ran)
+    found = interleave({"one": slow, "other": quick}, CPU, budget_s=1e6 if samples >= 5 else 1.0, ran=ran)
     assert found == {"one": [1e6] * samples, "other": [other_us] * samples}
 
 

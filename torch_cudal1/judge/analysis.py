@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.model import Aten, Program, Value
+from torch_cudal1.program.recurrent import TARGETS
 
 __all__ = ["Facts", "analyse", "bound_arguments"]
 
@@ -62,7 +63,9 @@ _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
 class Facts:
     """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be above 0 (variances).
 
-    `kept`: inputs whose values are structure (masks): they stay what the examples hold.
+    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`: of recurrent layers; however they
+    come, they are drawn as parameters are, or each step would multiply all rounding. `chain`: steps of recurrent layers that wait for
+    one another.
     """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -71,6 +74,8 @@ class Facts:
     bounds: Mapping[int, int] = field(default_factory=dict)
     positive: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
+    chain: int = 0
 
 
 def analyse(program: Program) -> Facts:
@@ -79,8 +84,9 @@ def analyse(program: Program) -> Facts:
     origin = {index: index for index in range(len(program.inputs))}  # value -> the input whose values it holds
     bounds: dict[int, int] = {}
     positive: set[int] = set()
+    weights: set[int] = set()
     nonnegative = dict(origin)  # value -> input, also through "add an epsilon"
-    longest, flops = 1, 0
+    longest, flops, chain = 1, 0, 0
     for step in program.steps:
         if not isinstance(step, Aten):
             continue
@@ -90,6 +96,12 @@ def analyse(program: Program) -> Facts:
             if (source := origin.get(index)) is not None:
                 bounds[source] = min(limit, bounds.get(source, limit))
         positive |= {origin[v.index] for key, v in bound.items() if key in _POSITIVE_NAMES and _is_from(v, origin)}
+        if step.target in TARGETS:
+            weights |= {origin[v.index] for v in _values(bound["params"]) if v.index in origin}
+            steps, sequences, matrices = _recurrence(bound, shapes)
+            longest = max(longest, *(columns for _, columns in matrices), 1)
+            flops += 2 * steps * sequences * sum(rows * columns for rows, columns in matrices)
+            chain += steps * (len(matrices) // 2)
         if name in _POSITIVE_STEPS and first in nonnegative:
             positive.add(nonnegative[first])
         if first is not None and (name in _SAME_VALUES or name == "add"):
@@ -99,7 +111,15 @@ def analyse(program: Program) -> Facts:
         longest = max(longest, length)
         if name in _MATRIX_STEPS or "convolution" in name:
             flops += 2 * length * max((math.prod(shapes.get(out, ())) for out in step.outs), default=0)
-    return Facts(shapes, longest, flops, bounds, frozenset(positive))
+    return Facts(shapes, longest, flops, bounds, frozenset(positive), weights=frozenset(weights), chain=chain)
+
+
+def _recurrence(bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, int, list[tuple[int, ...]]]:
+    """Time steps, sequences, and the shapes of the weight matrices of a recurrent layer."""
+    shape = _shape(bound["input"], shapes) or (0, 0, 0)
+    steps, sequences = (shape[1], shape[0]) if bound["batch_first"] else (shape[0], shape[1])
+    found = [shapes.get(value.index, ()) for value in _values(bound["params"])]
+    return steps, sequences, [matrix for matrix in found if len(matrix) == 2]
 
 
 def bound_arguments(step: Aten) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def make_inputs(
         generator = torch.Generator(place).manual_seed((seed * 1_000_003 + index) % (1 << 63))
         example = examples[index] if examples is not None else None
         floating = spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex
+        role = "parameter" if index in known.weights else role
         if example is not None and (not floating or index in known.kept):
             tensors.append(clone_strided(example).to(place))
             continue

@@ -40,7 +40,7 @@ __all__ = [
 
 L2: TypeAlias = Literal["cold", "hot"]
 Sink: TypeAlias = deque[object]
-_ROUNDS, _FEWEST_ROUNDS = 30, 3
+_ROUNDS, _FEWEST_ROUNDS, _ENOUGH_TO_RANK = 30, 3, 5
 _SAMPLE_US = 2_500.0  # never under 200 us, where the clock and the scheduler show
 _MOST_CALLS = 5_000
 _FLUSHED_SHARE = 2.0  # a cold sample may take this many times its length, flushes included; then it has fewer calls
@@ -161,17 +161,18 @@ def interleave(
     """Time several callables in turn, each round in another random order: microseconds per call, 3 to 30 cold samples each.
 
     `ran`: they have been called before and only their order is wanted: if all are slow, the call that settles one is a sample too,
-    and two are enough where the fastest is far ahead of the others.
+    and five samples (two of slow calls) are enough where the fastest is far ahead of the others.
     """
     costs = {name: warm(run, device, settle_s=settle_s * (_RAN_SHARE if ran else 1)) for name, run in runs.items()}
     calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
     slow = ran and min((cost.call_us for cost in costs.values()), default=0.0) > _SLOW_US
+    enough = 2 if slow else _ENOUGH_TO_RANK
     samples: dict[str, list[float]] = {name: [costs[name].call_us] if slow else [] for name in runs}
     end = time.perf_counter() + budget_s
     for done in range(int(slow), rounds):
-        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (slow and done >= 2 and _far_apart(samples)):
+        if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (ran and done >= enough and _far_apart(samples)):
             break
         for name in random.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], calls[name], device))

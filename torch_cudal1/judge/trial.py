@@ -151,7 +151,8 @@ class Trial:
         """
         moved = sum(spec.size_bytes for spec in self.subject.specs)
         flops_per_s, bytes_per_s = (1e13, 1e9) if self.device.type == "cuda" else (1e10, 2e8)
-        cost_s = 2e-3 + self.facts.flops / flops_per_s + moved / bytes_per_s
+        chain_s = self.facts.chain * (1e-5 if self.device.type == "cuda" else 1e-4)  # each has to wait for the one before
+        cost_s = 2e-3 + self.facts.flops / flops_per_s + moved / bytes_per_s + chain_s
         return max(1, min(wanted, int(share * self.profile.budget_s / cost_s)))
 
     @property
