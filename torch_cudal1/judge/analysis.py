@@ -63,9 +63,9 @@ _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
 class Facts:
     """`bounds`: input -> exclusive upper bound of its integers. `positive`: inputs that must be above 0 (variances).
 
-    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`: of recurrent layers; however they
-    come, they are drawn as parameters are, or each step would multiply all rounding. `chain`: steps of recurrent layers that wait for
-    one another.
+    `kept`: inputs whose values are structure (masks): they stay what the examples hold. `weights`: of recurrent layers; however
+    they come, they are drawn as parameters are, or each step would multiply all rounding. `chain`: steps of recurrent layers that
+    wait for one another.
     """
 
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
