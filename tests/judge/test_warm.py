@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge import background, start, warm
 from torch_cudal1.judge.limits import limits_for
+from torch_cudal1.judge.nursery import Forked
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Contract
@@ -86,12 +90,13 @@ def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pyte
         note(work, process)  # type: ignore[arg-type]
         launched.set()
 
-    def scratch() -> Path:
-        scratches.append(start.make_scratch())
+    def scratch(prefix: str = "") -> Path:
+        scratches.append(start.make_scratch(prefix))
         return scratches[-1]
 
     monkeypatch.setattr(background.Work, "started", noted)
     monkeypatch.setattr("torch_cudal1.judge.sandbox.make_scratch", scratch)
+    monkeypatch.setattr("torch_cudal1.judge.nursery.make_scratch", scratch)
     with warm.kept_warm():
         warm.begin(LIMITS, Contract())
         (coming,) = warm._STORE.coming[LIMITS, Contract()]
@@ -99,7 +104,7 @@ def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pyte
     with pytest.raises(SandboxError):  # it answers nobody, not even late
         coming.result(timeout=30)
     assert [path for path in scratches if path.exists()] == []
-    assert len(scratches) == 1  # what was ended on purpose is not tried again at a lower level
+    assert len(scratches) == 1  # what was ended on purpose is not tried again, by another way or at a lower level
 
 
 def test_work_that_has_not_begun_does_not_begin_when_nobody_waits_any_more() -> None:
@@ -124,3 +129,47 @@ def test_children_started_in_the_background_are_the_next_ones() -> None:
             second.call("clear")  # what was to run nothing else runs nothing else
         with warm.lent(LIMITS, Contract()) as third:
             assert third is first
+
+
+def forked(child: Child) -> bool:
+    return isinstance(child._process, Forked)
+
+
+def test_children_are_forked_from_one_process_which_ends_with_the_body() -> None:
+    with warm.kept_warm():
+        warm.begin(LIMITS, Contract())
+        with warm.lent(LIMITS, Contract()) as one, warm.fresh(LIMITS, Contract()) as other:
+            assert forked(one)
+            assert forked(other)
+            asked = trial(other)
+            asked.load("candidate", replace(candidate(REGION.program), schedule="inductor"))
+            assert asked.run(asked.draw("normal")).outputs[0] is not None
+            assert one._nursery is other._nursery
+            nursery = one._nursery
+        assert nursery is not None
+    assert not Path(f"/proc/{nursery.pid}").exists()
+    with warm.lent(LIMITS, Contract()) as alone:
+        assert not forked(alone)
+
+
+def test_without_the_process_that_forks_a_child_is_started_from_nothing() -> None:
+    with warm.kept_warm():
+        with warm.lent(LIMITS, Contract()) as first:
+            assert first._nursery is not None
+            os.kill(first._nursery.pid, signal.SIGKILL)
+            first.usable = False
+        with warm.lent(LIMITS, Contract()) as second:
+            assert not forked(second)
+            assert second.confinement.level == first.confinement.level  # its end says nothing of the sandbox
+    events = [event for event in observe.report().events if event.what == "nursery"]
+    assert len(events) == 1
+    assert "gone" in str(events[0].facts["reason"])
+
+
+def test_what_reads_a_variable_once_reads_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warm.kept_warm():
+        with warm.lent(LIMITS, Contract()) as first:
+            assert forked(first)
+        monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+        with warm.fresh(LIMITS, Contract()) as second:
+            assert not forked(second)

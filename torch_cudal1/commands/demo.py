@@ -23,6 +23,7 @@ from torch_cudal1.commands import device, doctor, measure
 from torch_cudal1.commands.demo_modules import MODELS, Model
 from torch_cudal1.errors import Cudal1Error, SettingError
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.judge import kept_warm
 from torch_cudal1.settings import Settings
 from torch_cudal1.targets import moved
 from torch_cudal1.view import page, text
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         job = _Job(settings.but(on_miss="tune", cache_dir=cache_dir), where, args.total_s, started + args.total_s, progress)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch's own code
+        stack.enter_context(kept_warm())  # what judges one model is there for the next
         stories = [_story(models, i, job) for i in range(len(models))]
     environment = doctor.as_environment(settings)
     intro = (

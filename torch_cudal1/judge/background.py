@@ -6,13 +6,13 @@ Without that an interrupted search would end when the last child has imported to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from torch_cudal1.errors import SandboxError
 
-__all__ = ["Work", "current"]
+__all__ = ["Work", "close", "current"]
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
@@ -23,12 +23,21 @@ class _Process(Protocol):
         """Without effect where it has ended."""
 
 
+class _Closed(Protocol):
+    def close(self) -> None:
+        """Safe where the process behind it has been ended."""
+
+
+_Made = TypeVar("_Made", bound=_Closed)
+
+
 class Work:
     """What one user of children has asked of other threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
+        self._made: dict[Hashable, Future[Any]] = {}
         self.ended = False
 
     def submit(
@@ -36,6 +45,13 @@ class Work:
     ) -> Future[_Answer]:
         """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed ones raise SandboxError."""
         return threads.submit(lambda: self._run(function, *args, **kwargs))
+
+    def once(self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Made]) -> Future[_Made]:
+        """What `make` yields in one of `threads`, made once for all of this work, closed at its end."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self.submit(threads, make)
+            return self._made[key]
 
     def started(self, process: _Process) -> None:
         """A child of this work runs; it is ended at once if the work is over."""
@@ -50,6 +66,9 @@ class Work:
             self.ended = True
             for process in self._processes:
                 process.terminate()
+            made = list(self._made.values())
+        for future in made:
+            future.add_done_callback(close)
 
     def _run(self, function: Callable[_Args, _Answer], *args: _Args.args, **kwargs: _Args.kwargs) -> _Answer:
         if self.ended:
@@ -59,6 +78,12 @@ class Work:
             return function(*args, **kwargs)
         finally:
             _HERE.work = None
+
+
+def close(future: Future[_Made]) -> None:
+    """Close what a finished future holds, if it holds anything."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
 
 
 class _Here(threading.local):

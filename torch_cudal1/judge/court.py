@@ -159,7 +159,7 @@ def build(region: Region, proposals: Sequence[Proposal], job: Job, target: Targe
     left = list(proposals)
     while left:
         limits = limits_for(job.settings, torch.device("cpu"), visible_gpu=False)
-        with Child(limits, job.contract) as child:
+        with fresh(limits, job.contract) as child:
             payloads = write_payloads(region.program, child.new_file())
             while left and child.usable:
                 answers.append(_built(child, region.program, payloads, left.pop(0), target))

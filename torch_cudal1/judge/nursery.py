@@ -2,10 +2,11 @@
 
 What is forked has run nothing and touched no device, and goes through the same launcher (supervisor, user, Landlock, filter) as a
 child that is started from nothing; only the start of the interpreter and its imports, some seconds, are spared. The process that
-forks has the environment of a stranger's child, so no secret of the user's is in the memory that a candidate inherits.
+forks has the environment of its children, so no secret of the user's is in the memory that a candidate inherits.
 
-What it gives up: all of its children share one layout of addresses. So it serves training, where thousands of candidates are
-measured and none of their results is stored for use; what is to be stored is judged in processes started from nothing.
+What it gives up: all of its children share one layout of addresses. So it serves code of our own (`warm`), and training, where
+thousands of strangers' candidates are measured and none of their results is stored for use; what a stranger wrote and is to be
+stored is judged in processes started from nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import IO, Any
 
 from torch_cudal1.confine.plan import Plan
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import background
 from torch_cudal1.judge.reach import environment
 from torch_cudal1.judge.start import make_scratch
 
@@ -73,15 +75,20 @@ class Forked:
 class Nursery:
     """The process that forks, seen from the judge. One request at a time, from any thread. Its children end with it."""
 
-    def __init__(self, imports: Sequence[str] = ()) -> None:
-        """Start it. `imports`: modules beyond the judge's worker that its children find imported. Raises SandboxError."""
+    def __init__(self, imports: Sequence[str] = (), *, own: bool = False, visible_gpu: bool = True) -> None:
+        """Start it. `imports`: modules beyond the judge's worker that its children find imported. Raises SandboxError.
+
+        `own`, `visible_gpu`: whose code its children run, and whether they see GPUs, as of their limits.
+        """
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._scratch = make_scratch("cudal1-nursery-")
-        variables = environment(self._scratch, own=False, visible_gpu=True)
+        self._own, self._variables = own, environment(self._scratch, own=own, visible_gpu=visible_gpu)
         command = [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), *imports]
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=self._variables, stdin=subprocess.DEVNULL)
         theirs.close()
+        if (work := background.current()) is not None:
+            work.started(self._process)
         self._ours.settimeout(_START_S)
         try:
             self.pid = int(self._ask({"verb": "poll", "pid": 0})["nursery"])
@@ -94,6 +101,12 @@ class Nursery:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def serves(self, variables: Mapping[str, str]) -> bool:
+        """Whether what it has imported is what a process with these variables would have: some modules read them once."""
+        return not self._own or all(
+            variables.get(name) == self._variables.get(name) for name in (*variables, *self._variables) if name != "TMPDIR"
+        )
 
     def launch(
         self, plan: Plan, command: Sequence[str], variables: Mapping[str, str], *, fds: Sequence[int], log: IO[bytes]

@@ -86,7 +86,8 @@ class Child:
             self._begin(contract)
         except SandboxError as error:
             work = background.current()
-            if limits.trust != "own" or self.confinement.level < 2 or under or (work is not None and work.ended):
+            whole = nursery is None and not under  # else it may not be the sandbox that is at fault
+            if limits.trust != "own" or self.confinement.level < 2 or not whole or (work is not None and work.ended):
                 raise
             probe.demote(limits, self.confinement.level, str(error))  # what the acts of the probe did not foresee
             self.confinement = _confinement(limits)
@@ -233,7 +234,8 @@ class Child:
         self._channel = Channel(ours)
         command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
         try:
-            start = launch if self._nursery is None or self._under else self._nursery.launch  # a tool starts a process anew
+            forks = self._nursery is not None and not self._under and self._nursery.serves(variables)  # a tool starts one anew
+            start = self._nursery.launch if self._nursery is not None and forks else launch
             self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
         finally:
             theirs.close()

@@ -4,7 +4,8 @@ Inside `kept_warm()` a child that answered well is cleared and lent again, to ow
 strangers wrote always gets a process of its own. A child in which machine code went wrong is not kept: what else it wrote to is
 unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermost one ends no child is left.
 
-`begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks for one of its kind.
+`begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks for one of its kind. Inside
+`kept_warm()` children are forked from a process that has imported what they need (`nursery`): each after the first is there soon.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import background
 from torch_cudal1.judge.background import Work
 from torch_cudal1.judge.limits import Limits
+from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 
@@ -28,6 +31,7 @@ __all__ = ["begin", "fresh", "in_background", "kept_warm", "lent"]
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
 _SHARED_BYTES = 256 << 20  # of the GPU with each child, at least: inputs or results of one call
+_IMPORTS = ("torch._dynamo", "torch._inductor.compile_fx")  # what nearly every question needs
 _Kind: TypeAlias = tuple[Limits, Contract]
 
 
@@ -53,13 +57,13 @@ def kept_warm() -> Iterator[None]:
     finally:
         _STORE.depth -= 1
         if not _STORE.depth:
-            _STORE.work.end()
-            _STORE.work = Work()
             while _STORE.idle:
                 _STORE.idle.popitem()[1].close()
+            _STORE.work.end()
+            _STORE.work = Work()
             for futures in _STORE.coming.values():
                 for future in futures:
-                    future.add_done_callback(_unwanted)
+                    future.add_done_callback(background.close)
             _STORE.coming.clear()
 
 
@@ -71,7 +75,7 @@ def begin(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
     `shared_bytes` of its GPU are shared with it: as much as the tensors of one call, which otherwise go through files.
     """
     if _STORE.depth and limits.trust == "own" and not _STORE.coming.get((limits, contract)):
-        starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes)
+        starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes, _nursery(limits))
         _STORE.coming.setdefault((limits, contract), []).append(starting)
 
 
@@ -85,7 +89,7 @@ def in_background(
 @contextmanager
 def fresh(limits: Limits, contract: Contract) -> Iterator[Child]:
     """A child that has run nothing, and runs nothing after the body; one that `begin` has started if there is one."""
-    with _begun((limits, contract)) or _started(limits, contract) as child:
+    with _begun((limits, contract)) or _started(limits, contract, nursery=_nursery(limits)) as child:
         yield child
 
 
@@ -98,7 +102,7 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
     if limits.trust != "own":
         raise ValueError("a child is lent to code of our own; what strangers wrote gets a process of its own")
     kind = (limits, contract)
-    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or _started(limits, contract)
+    child = _cleared(_STORE.idle.pop(kind, None)) or _begun(kind) or _started(limits, contract, nursery=_nursery(limits))
     try:
         yield child
     except BaseException:
@@ -110,9 +114,27 @@ def lent(limits: Limits, contract: Contract) -> Iterator[Child]:
         child.close()
 
 
-def _started(limits: Limits, contract: Contract, shared_bytes: int = 0) -> Child:
-    """A new child; a stranger's shares no memory."""
-    return Child(limits, contract, shared_bytes=max(shared_bytes, _SHARED_BYTES) if limits.trust == "own" else 0)
+def _started(limits: Limits, contract: Contract, shared_bytes: int = 0, nursery: Future[Nursery] | None = None) -> Child:
+    """A new child, forked if that can be; a stranger's shares no memory."""
+    shared_bytes = max(shared_bytes, _SHARED_BYTES) if limits.trust == "own" else 0
+    if nursery is not None:
+        try:
+            return Child(limits, contract, shared_bytes=shared_bytes, nursery=nursery.result())
+        except SandboxError as error:
+            work = background.current()
+            if work is not None and work.ended:
+                raise
+            observe.record("judge", "nursery", "none", reason=error.found)
+    return Child(limits, contract, shared_bytes=shared_bytes)
+
+
+def _nursery(limits: Limits) -> Future[Nursery] | None:
+    """What forks children of these limits, started when it is first asked for; None outside `kept_warm()` and for strangers."""
+    work = background.current() or (_STORE.work if _STORE.depth else None)
+    if work is None or limits.trust != "own":
+        return None
+    opened = partial(Nursery, _IMPORTS, own=True, visible_gpu=limits.visible_gpu)
+    return work.once(_threads(limits.gpu), ("nursery", limits.visible_gpu), opened)
 
 
 def _cleared(child: Child | None) -> Child | None:
@@ -137,11 +159,6 @@ def _begun(kind: _Kind) -> Child | None:
         return futures.pop(0).result()
     except SandboxError:
         return None  # who asks starts one, and is told the reason where that fails too
-
-
-def _unwanted(future: Future[Child]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
 
 
 @cache
