@@ -85,7 +85,7 @@ def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(place: Place,
     best, reasons = fastest_right(whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf"))
     assert best is not None
     assert best.techniques == ("gemm", "best")
-    assert [reason.reason for reason in reasons] == ["does not load", "takes 110.0 us, eager 100.0 us", "an error of 9x eager's"]
+    assert [reason.reason for reason in reasons] == ["does not load", "takes 110 us, eager 100 us", "an error of 9x eager's"]
 
 
 def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(place: Place, whole: Region) -> None:

@@ -173,7 +173,9 @@ def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
     assert entry.choice.origin == "baseline"
 
 
-@pytest.mark.parametrize(("floor_us", "judged", "told"), [(99.0, 0, "100 us; the device needs at least 99 us"), (31.0, 1, "33 us")])
+@pytest.mark.parametrize(
+    ("floor_us", "judged", "told"), [(99.0, 0, "100 us; the device needs at least 99.0 us"), (31.0, 1, "33.3 us")]
+)
 def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(region, place, court, monkeypatch, floor_us, judged, told):
     """Eager takes 100 us: near the first floor already, near the second one with the first candidate."""
     seat = court({"eager": 2.0, "inductor": 3.0})

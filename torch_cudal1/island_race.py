@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from torch_cudal1 import judge
+from torch_cudal1.explanation import per_call
 from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.place import Place
 from torch_cudal1.records import Candidate, Region, Rejected
@@ -106,7 +107,7 @@ def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judg
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
         judge.begin(region, job)  # the judge will want to time the whole again, in a process that has run nothing
     slow = [at for at in order if found.medians_us[at] >= found.eager_us]
-    reasons += [Rejected(f"takes {found.medians_us[at]:.1f} us, eager {found.eager_us:.1f} us", "heat") for at in slow]
+    reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, eager {per_call(found.eager_us)}", "heat") for at in slow]
     return [built[at] for at in sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)]
 
 

@@ -22,6 +22,7 @@ import torch
 from torch_cudal1 import judge, observe
 from torch_cudal1.admission import STRANGER, is_baseline, known_candidates, noted, refusal, tell_refusals
 from torch_cudal1.errors import CacheMissError, SandboxError
+from torch_cudal1.explanation import per_call
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
@@ -155,7 +156,7 @@ def _ranked(region: Region, place: Place, job: judge.Job, launches_us: float, fl
     schedules, launches_us = _schedules(place), max(launches_us, _launches_us(region.program))
     if launches_us > _LITTLE * floor:
         return judge.rank_baselines(region, schedules, job)
-    why = f"not raced: of at least {floor:.0f} us at most {launches_us:.0f} are launches"
+    why = f"not raced: of at least {per_call(floor)} at most {per_call(launches_us)} are launches"
     ranking = judge.rank_baselines(region, [name for name in schedules if "+" not in name], job)
     return replace(ranking, failures={**ranking.failures, **{name: why for name in schedules if "+" in name}})
 
@@ -203,7 +204,7 @@ class _Race:
         near = _NEAR if best_us is not None else margin
         if best_us is None:
             best_us = min(self.ranking.medians_us.values(), default=math.inf)
-        return "" if best_us > near * self.floor_us else f"{best_us:.0f} us; the device needs at least {self.floor_us:.0f} us"
+        return "" if best_us > near * self.floor_us else f"{per_call(best_us)}; the device needs at least {per_call(self.floor_us)}"
 
 
 def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Rejected], race: _Race) -> Entry:
@@ -294,7 +295,7 @@ class _Best:
         launches_us = _launches_us(own.program)
         if own.schedule.partition("+")[0] != candidate.schedule.partition("+")[0] or launches_us > 0.05 * timing.candidate_us:
             return ""
-        return f"{own.label} takes {timing.candidate_us:.0f} us, at most {launches_us:.0f} of them to launch it"
+        return f"{own.label} takes {per_call(timing.candidate_us)}, at most {per_call(launches_us)} of it to launch it"
 
     def or_better(self, judgement: judge.Judgement) -> _Best:
         if not isinstance(judgement.decision, Accepted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from torch_cudal1.explanation import OWN_FORWARD, Explanation, Interval, RegionReport
+from torch_cudal1.explanation import OWN_FORWARD, Explanation, Interval, RegionReport, per_call
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.records import Entry
 
@@ -84,11 +84,11 @@ def _raced(entry: Entry, ours_us: float | None) -> tuple[Mapping[str, Any], ...]
     least = min(medians.values(), default=0.0)
     found: list[Mapping[str, Any]] = []
     for name, us in sorted(medians.items(), key=lambda item: item[1]):
-        told = f"{us:.1f} us, {us / least:.3f}x of the fastest baseline" if us > least else f"{us:.1f} us, the fastest baseline"
+        told = f"{per_call(us)}, {f'{us / least:.3f}x of ' if us > least else ''}the fastest baseline"
         if name != runs and runs and us <= medians[runs]:
             told += f"; {runs} is as fast within noise, and simpler"
         elif not runs and ours_us:
-            told += f"; what runs takes {ours_us:.1f} us"
+            told += f"; what runs takes {per_call(ours_us)}"
         found.append({"label": name, "decision": "runs" if name == runs else "beaten", "reason": told})
     failures = entry.evidence.get("baseline_failures", {})
     return (*found, *({"label": name, "decision": "failed", "reason": why} for name, why in failures.items()))

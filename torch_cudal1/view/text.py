@@ -11,7 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
-from torch_cudal1.explanation import Interval
+from torch_cudal1.explanation import Interval, per_call
 
 __all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "of_error", "ratio", "size", "speedup", "table"]
 
@@ -61,13 +61,8 @@ def error(value: float | None) -> str:
 
 
 def latency(value_us: float | None) -> str:
-    """A time per call given in microseconds: "4.1 us", "12.3 ms", "1.20 s"."""
-    if value_us is None:
-        return ABSENT
-    for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3)):
-        if value_us < limit:
-            return f"{_three(value_us / scale)} {unit}"
-    return f"{_three(value_us / 1e6)} s"
+    """A time per call given in microseconds: "4.10 us", "12.3 ms", "1.20 s"."""
+    return ABSENT if value_us is None else per_call(value_us)
 
 
 def duration(seconds: float) -> str:
@@ -156,7 +151,3 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-
-
-def _three(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
