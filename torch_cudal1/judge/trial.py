@@ -7,7 +7,7 @@ inputs only. It holds evidence and judges none of it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
-from torch_cudal1.judge.channel import load_tensors, save_tensors, storage_extent
+from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import Comparison
 from torch_cudal1.judge.device_memory import give_back
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
@@ -26,6 +26,7 @@ from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible, sway
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module
 from torch_cudal1.judge.profiles import PROFILES, Profile
+from torch_cudal1.judge.residents import ALIGNED_BYTES, Residents, message_bytes, own_bytes
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import Outputs, RegionSubject, Result, Subject
 from torch_cudal1.judge.transport import write_payloads
@@ -34,7 +35,6 @@ from torch_cudal1.records import Candidate, Contract, Schedule
 
 __all__ = ["Book", "Sample", "Trial"]
 
-_ALIGNED_BYTES = 512  # what a tensor in a message may waste
 _COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
 
 
@@ -103,16 +103,6 @@ class Sample:
                 self.__dict__.pop(name, None)
 
 
-def _message(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of a message with these tensors, at most."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return sum(storage_extent(t.shape, t.stride()) * t.element_size() + _ALIGNED_BYTES for t in given)
-
-
-def _size(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
 _KEPT_BYTES = 8 << 30  # of a book; what does not fit is drawn anew for each candidate
 
@@ -143,6 +133,10 @@ class Trial:
     gradients: bool = True
     alone: bool = True
     state: list[Any] = field(default_factory=list)
+    residents: Residents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.residents = Residents(self.device.type)
 
     def rounds(self, wanted: int, share: float = 0.1) -> int:
         """How many of the wanted input sets fit into a share of the profile's time; at least one.
@@ -177,22 +171,26 @@ class Trial:
         """Keep it for the next candidate while there is room: for all that is held, the inputs, eager's outputs and twice that."""
         held = {id(tensor): tensor for kept in self.book.values() for tensor in kept.tensors()}
         own = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in held}
-        coming = 3 * max(_size(own.values()), self.subject.output_bytes)
-        if _size(held.values()) + _size(own.values()) + coming <= _KEPT_BYTES:
+        coming = 3 * max(own_bytes(own.values()), self.subject.output_bytes)
+        if own_bytes(held.values()) + own_bytes(own.values()) + coming <= _KEPT_BYTES:
             sample.kept = True
             self.book[key] = sample
 
     def relieve(self) -> None:
+        """`forget`, and give back what this process holds of a GPU and does not use."""
+        self.forget()
+        give_back(self.device)
+
+    def forget(self) -> None:
         """Free what was computed of a region's sets, where it takes more memory than is worth the time to compute it again."""
         samples = {id(sample): sample for sample in (*self.samples.values(), *self.book.values())}
         held = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
         held |= {id(tensor): tensor for tensor, _ in self.proven.values()}
         region = isinstance(self.subject, RegionSubject)  # a module need not answer the same again
-        if region and _size(held.values()) > _KEPT_BYTES:
+        if region and own_bytes(held.values()) > _KEPT_BYTES:
             for sample in samples.values():
                 sample.forget()
             self.proven.clear()
-        give_back(self.device)
 
     def _drawn(self, distribution: str) -> Sample:
         if distribution == "examples":
@@ -266,6 +264,7 @@ class Trial:
 
     def run(self, sample: Sample, *, hold: bool = False, deadline_s: float | None = None) -> Result:
         """Call the candidate in the child. Raises CandidateFailure."""
+        self.present(sample)
         return self.call_slot(self.slot, sample.name, hold=hold, deadline_s=deadline_s)
 
     def load(self, slot: str, candidate: Candidate | SourceCandidate, way: Way | None = None) -> None:
@@ -290,6 +289,7 @@ class Trial:
             assert isinstance(self.subject, RegionSubject)  # only a Program runs under a schedule
             self.load(f"reference {schedule}", Candidate(self.subject.region.program, schedule, "baseline"))
             self.references.add(schedule)
+        self.present(sample)
         return self.call_slot(f"reference {schedule}", sample.name).outputs
 
     def call_slot(self, slot: str, inputs: str, *, hold: bool = False, deadline_s: float | None = None) -> Result:
@@ -322,7 +322,7 @@ class Trial:
     def rewrite(self, sample: Sample, values: Sequence[torch.Tensor | None]) -> None:
         """Put other values (None: as they are) into the memory of a set in the child; here the set stays as it was."""
         path = self.child.new_file()
-        with self.child.room(_message(values)):
+        with self.child.room(message_bytes(values)):
             self.child.call("rewrite", name=sample.name, layout=save_tensors(values, path), path=str(path))
         path.unlink(missing_ok=True)
 
@@ -337,24 +337,45 @@ class Trial:
         told: Any = self.child.call("unchanged", name=sample.name, slot="candidate").get("changed", "")
         if told is None:
             path = self.child.new_file()
-            with self.child.room(_message(sample.inputs)):
+            with self.child.room(message_bytes(sample.inputs)):
                 layout = save_tensors(sample.inputs, path)
                 answer = self.child.call("unchanged", name=sample.name, slot="candidate", layout=layout, path=str(path))
                 told = answer.get("changed")
             path.unlink(missing_ok=True)
         return told if isinstance(told, list) else None
 
+    def present(self, *samples: Sample) -> None:
+        """Have the child hold these sets, all at once: what it let go of is handed over again. Raises CandidateFailure."""
+        together = [sample.name for sample in samples]
+        for sample in samples:
+            if not self.residents.meets(sample.name):
+                base = self.samples.get(self.residents.bases.get(sample.name, ""))
+                shared = base.inputs if base is not None else [None] * len(sample.inputs)
+                given = [None if new is old else new for new, old in zip(sample.inputs, shared, strict=True)]
+                self._hand_over(sample, base=base.name if base is not None else "", given=given, beside=together)
+
     def drop(self, *samples: Sample) -> None:
         """Free input sets here and in the child."""
         self.child.call("drop", names=[sample.name for sample in samples])
         for sample in samples:
-            self.samples.pop(sample.name, None)
-            for position in range(len(self.subject.outputs)):
-                self.proven.pop((sample.name, position), None)
+            self.residents.forget(sample.name)
+            self._lose(sample.name)
 
-    def _hand_over(self, sample: Sample, *, base: str, given: Sequence[torch.Tensor | None]) -> Sample:
+    def _lose(self, name: str) -> None:
+        self.samples.pop(name, None)
+        for position in range(len(self.subject.outputs)):
+            self.proven.pop((name, position), None)
+
+    def _hand_over(self, sample: Sample, *, base: str, given: Sequence[torch.Tensor | None], beside: Sequence[str] = ()) -> Sample:
+        if base and not self.residents.meets(base):
+            base, given = "", sample.inputs
+        gone = self.residents.admit(sample.name, message_bytes(given), base, [*beside, *list(self.samples)[:2]])
+        if gone:
+            self.child.call("drop", names=gone, held=True)
+            for name in gone:
+                self._lose(name)
         path = self.child.new_file()
-        with self.child.room(_message(given)):
+        with self.child.room(message_bytes(given)):
             layout = save_tensors(given, path)
             self.child.call("put", name=sample.name, layout=layout, path=str(path), base=base)
         self.samples[sample.name] = sample
@@ -363,7 +384,7 @@ class Trial:
     @property
     def _room(self) -> int:
         """What a message with the results of a call takes, as far as that is known."""
-        return self.subject.output_bytes + _ALIGNED_BYTES * len(self.subject.outputs)
+        return self.subject.output_bytes + ALIGNED_BYTES * len(self.subject.outputs)
 
     def _read(self, answer: dict[str, Any], path: Any) -> Outputs:
         try:

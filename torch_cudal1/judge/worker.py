@@ -146,7 +146,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _drop(session: Session, request: Request) -> dict[str, Any]:
-    """Forget input sets and held outputs."""
+    """Forget input sets and, unless told to keep them, held outputs."""
     for name in request["names"]:
         session.sets.pop(name, None)
         session.copies.pop(name, None)
@@ -156,7 +156,8 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
     if any(not gone.isdisjoint(names) for names in session.rings):
         session.rings = {names: ring for names, ring in session.rings.items() if gone.isdisjoint(names)}
         session.sides = None
-    session.held.clear()
+    if not request.get("held"):
+        session.held.clear()
     return {}
 
 

@@ -27,6 +27,7 @@ def reentrancy(trial: Trial) -> list[Check]:
     trial.load(slots[1], trial.candidate)
     jobs = [(slots[turn % 2], sample) for turn, sample in enumerate((first, second, trial.sibling(first), trial.sibling(second)))]
     budget_calls = trial.rounds(trial.profile.reentrant, 0.2)
+    trial.present(*(sample for _, sample in jobs))
     asked = [(slot, sample.name) for slot, sample in jobs]
     answer, flat = trial.fetched("reenter", jobs=asked, calls=max(budget_calls, 2 * _THREADS))
     width = len(trial.subject.outputs)
@@ -81,6 +82,7 @@ def capture(trial: Trial) -> list[Check]:
 
 
 def _replayed(trial: Trial, samples: list[Sample]) -> Agreement:
+    trial.present(*samples)
     _, flat = trial.fetched("capture", sets=[sample.name for sample in samples])
     width = len(trial.subject.outputs)
     if len(flat) != width * len(samples):

@@ -108,6 +108,7 @@ def _soaked(trial: Trial, first: Sample) -> list[Agreement | None]:
     """After many calls, inputs never seen before."""
     other, fresh = trial.sibling(first), trial.sibling(first, "normal", 1)
     budget_s = _SOAK_S[trial.profile.name]
+    trial.present(first, other)
     answer = trial.told(
         "soak", sets=[first.name, other.name], calls=trial.profile.soak, budget_s=budget_s, deadline_s=budget_s + 600
     )

@@ -21,8 +21,6 @@ def fresh_output(trial: Trial) -> list[Check]:
     checks = [_form(trial, first), _inputs_kept(trial, (first, second))]
     turns = [(first, other)[turn % 2] for turn in range(trial.profile.held + 1)]  # one living instance
     held = [trial.run(sample, hold=True) for sample in turns]
-    for turn, (sample, result) in enumerate(zip(turns, held, strict=True)):
-        trial.results[f"{sample.name}/{turn // 2 + 1}"] = result
     shared = [i for result in held for i, facts in enumerate(result.facts) if facts and facts["held"]]
     changed = [i for turn, then in enumerate(held[:-1]) for i in _changed(then.outputs, trial.reread(turn))]
     detail = ""
