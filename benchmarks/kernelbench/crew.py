@@ -1,11 +1,10 @@
 """Runs the tasks: many processes prepare and compile at once, memory of the GPU is rationed, and one of them at a time measures.
 
 Every task has a process of its own, forked from a `template` or started from nothing, so a crash, a hang or a lack of memory costs
-that task. While one measures, the others are
-stopped (SIGSTOP) with all their children, so they neither load the machine nor the GPU; their clocks stand still with them. A task
-that ran out of memory is tried once more with the GPU to itself. A task whose process had to be ended, or died, while a column was
-at work is measured again without that column, so that the others are known, and the failure stays. What did not end within the
-budget of the run is no result: the next run does it.
+that task. While one measures, the others are stopped (SIGSTOP) with all their children, so they neither load the machine nor the
+GPU; their clocks stand still with them. A task that ran out of memory is tried once more with the GPU to itself. A task whose
+process had to be ended, or died, while a column was at work is measured again without that column, so that the others are known,
+and the failure stays. What did not end within the budget of the run is no result: the next run does it.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
 _TELL_S = 30.0
 _OVERTAKEN_S = 40.0
+_LARGE_WAITING = 2  # large tasks that wait for memory at once; more of them would keep every seat from small ones
 _SMALL_SHARE, _FOR_SMALL = 0.08, 0.35  # of the memory: what a small task takes at most, and what all of them may
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
@@ -103,9 +103,12 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Pending:
+    """`large`: known to be, since it was set aside for others."""
+
     task: Task
     alone: bool = False
     lost: Mapping[str, str] = field(default_factory=dict)
+    large: bool = False
 
 
 @dataclass
@@ -170,7 +173,8 @@ class Crew:
 
     def _start_some(self, deadline: float) -> None:
         while self.pending and self._seats() > 0 and self._may_start(deadline) and self.holder is None:
-            ordinary = next((index for index, one in enumerate(self.pending) if not one.alone), None)
+            crowded = self._crowded()
+            ordinary = next((i for i, one in enumerate(self.pending) if not (one.alone or (one.large and crowded))), None)
             if ordinary is None and self.running:
                 return  # what needs the GPU to itself waits until everybody else has ended
             if any(one.alone for one in self.running):
@@ -178,6 +182,21 @@ class Crew:
             upcoming = self.pending.pop(ordinary or 0)
             if self.plan.claims is None or self.plan.claims.take(upcoming.task):
                 self.running.append(self._start(upcoming))
+
+    def _crowded(self) -> bool:
+        """Whether as many large tasks wait for memory as should."""
+        waiting = (one.wanted for one in self.running if one.waits == "memory" and not one.alone)
+        return sum(wanted is not None and not self._is_small(wanted) for wanted in waiting) >= _LARGE_WAITING
+
+    def _is_small(self, wanted: int) -> bool:
+        return wanted <= _SMALL_SHARE * self.plan.memory_bytes
+
+    def _set_aside(self, one: _Running) -> None:
+        """End a large task that has only been loaded; it comes again after the others."""
+        self._end(one)
+        if self.plan.claims is not None:
+            self.plan.claims.release(one.task)
+        self.pending.append(_Pending(one.task, lost=one.lost, large=True))
 
     def _seats(self) -> int:
         """How many more may start: tasks that wait for memory do no work, but must not pile up without end."""
@@ -256,9 +275,12 @@ class Crew:
         kind = message.get("ask") or message.get("tell")
         if kind == "memory":
             size = message["bytes"]
+            crowded = self._crowded()
             one.granted, one.waits, one.asked = 0, "memory", time.monotonic()
             guess = self.plan.memory_bytes // _GUESS if size is None else int(size)
             one.wanted = self.plan.memory_bytes if one.alone else min(guess, self.plan.memory_bytes)
+            if crowded and one.stage == "load" and not (one.alone or self._is_small(one.wanted)):
+                self._set_aside(one)
         elif kind == "quiet":
             one.waits, one.asked = "quiet", time.monotonic()
         elif kind == "stage":
@@ -284,11 +306,11 @@ class Crew:
         """
         assert one.wanted is not None
         most = self.plan.memory_bytes
-        small = one.wanted <= _SMALL_SHARE * most
+        small = self._is_small(one.wanted)
         if kept_free and not small:
             return
         wanted = one.wanted if one.alone else min(one.wanted, int((1 - _FOR_SMALL) * most))
-        same = [other.granted for other in self.running if (other.granted <= _SMALL_SHARE * most) is small]
+        same = [other.granted for other in self.running if self._is_small(other.granted) is small]
         if wanted + sum(same) <= (most if one.alone else int((_FOR_SMALL if small else 1 - _FOR_SMALL) * most)):
             one.granted = wanted
             self._grant(one)

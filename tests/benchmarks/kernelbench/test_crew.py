@@ -126,6 +126,21 @@ def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path)
     assert (sorted(found), left) == (["1/1", "1/2", "1/3"], 0)
 
 
+def test_more_large_tasks_than_may_wait_are_set_aside_before_they_did_anything(tmp_path: Path) -> None:
+    """The first takes the memory until the small one has run, which comes last and finds a seat all the same."""
+    until = "while not (folder / {!r}).exists(): time.sleep(0.01)\n".format
+    holds = "line.stage('load'); line.memory(60); (folder / 'held').touch()\n" + until("go") + GOOD
+    large = "note('load'); line.stage('load')\n" + until("held") + "line.memory(60); note('large'); " + GOOD
+    small = "line.stage('load'); line.memory(5); note('small'); (folder / 'go').touch(); " + GOOD
+    found, left = run(tmp_path, holds, *[large] * 5, small, workers=2, budget_s=30.0)
+    assert (len(found), left) == (7, 0)
+    assert all(set(statuses(row).values()) <= {"ok", "failed"} and statuses(row)["cudal1"] == "ok" for row in found.values())
+    said = [name for _, name in notes(tmp_path)]
+    assert said.index("small") < said.index("large")
+    assert said.count("large") == 5
+    assert said.count("load") > 5
+
+
 def test_an_enormous_task_waits_for_large_ones_and_has_small_ones_beside_it(tmp_path: Path) -> None:
     unknown = "line.memory(None); note('unknown'); time.sleep(0.3); note('unknown ends'); " + GOOD
     enormous = "line.memory(10 ** 15); note('enormous')\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
