@@ -21,6 +21,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __shared__ static
 #define min(a, b) ((a) < (b) ? (a) : (b))
@@ -233,7 +234,10 @@ static void store_in(unsigned rank, float4* there, float4 value) { std::memcpy(c
 static unsigned seen(const unsigned* flag) { return *(const volatile unsigned*)flag; }
 static void tell(unsigned* flag) { *(volatile unsigned*)flag = 1; }
 static void rest() { std::abort(); }  // whoever has to be waited for has run already
-static float fetched(const float* from) { return *from; }
+static void fetch_four(float* to, const float* from) { memcpy(to, from, 16); }
+static void fetch_one(float* to, const float* from) { *to = *from; }
+static void close_fetches() {}
+template <int left> static void await_fetches() {}
 
 template <class... T, size_t... I>
 void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) { kernel((T)arguments[I]...); }

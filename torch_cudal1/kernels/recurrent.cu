@@ -8,7 +8,8 @@
 // waits, waits for a cluster with a lower number only, which was started before: however few run at once, none waits for ever.
 //
 // A thread multiplies two rows (one, where a row is long) by the eighth part of the vector that its lane has (lane % 8), for every sequence of
-// the batch; the eight parts are summed by exchanging halves. The last warp multiplies nothing: it fetches what later steps read.
+// the batch; the eight parts are summed by exchanging halves. The last warp multiplies nothing: it starts to copy what later steps read, and
+// tells others what is done, so that nobody who multiplies waits for memory.
 //
 // Constants: MODE (0 LSTM, 1 GRU, 2 tanh, 3 relu), GATES (4, 3, 1), STEPS, SEQUENCES of the batch, HIDDEN (a multiple of 64, at most 256), BIAS
 // (1: there are biases), LAYERS, DIRECTIONS (with 2, a launch is a layer), INPUT: the width of what the first layer reads, IN_STEP and
@@ -62,11 +63,23 @@ __device__ __forceinline__ u32 seen(const u32* flag) {
   return value;
 }
 __device__ __forceinline__ void tell(u32* flag) {
-  asm volatile("fence.acq_rel.gpu;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(1u) : "memory");
+  asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(1u) : "memory");
 }
 __device__ __forceinline__ void rest() { __nanosleep(20); }
-// Past the first-level cache, which does not hear of what other blocks write.
-__device__ __forceinline__ float fetched(const float* from) { return __ldcg(from); }
+// Copies that go on while the thread does: four floats past the first-level cache, which does not hear of what other blocks write; or one, of
+// what nobody writes.
+__device__ __forceinline__ void fetch_four(float* to, const float* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void fetch_one(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+// What was started since the last time is a group; all groups but the last `left` are there.
+__device__ __forceinline__ void close_fetches() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int left>
+__device__ __forceinline__ void await_fetches() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
 #endif
 
 __device__ __forceinline__ void wait_for(const u32* flag) {
@@ -74,6 +87,17 @@ __device__ __forceinline__ void wait_for(const u32* flag) {
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Starts to copy SEQUENCES rows of K floats to rows that are `pitch` apart. By one warp.
+template <int K>
+__device__ __forceinline__ void fetch_rows(float* to, int pitch, const float* from, i64 per_row, int lane) {
+  if (K % 4 == 0 && per_row % 4 == 0 && (i64)from % 16 == 0) {
+    for (int i = lane; i < SEQUENCES * (K / 4); i += 32)
+      fetch_four(to + i / (K / 4) * pitch + i % (K / 4) * 4, from + i / (K / 4) * per_row + i % (K / 4) * 4);
+  } else {
+    for (int i = lane; i < SEQUENCES * K; i += 32) fetch_one(to + i / K * pitch + i % K, from + i / K * per_row + i % K);
+  }
+}
 
 // ---------------------------------------------------------------- rows times vectors
 
@@ -168,16 +192,21 @@ __device__ void project(float* shared, Source source, Layer layer, int slice, bo
     hold<COUNT, K>(held, rows, part);
   }
   join_block();
+  u32* mine = flags + block * (2 / COUNT) + slice % (2 / COUNT);
   for (int step = -AHEAD; step < STEPS; step++) {
-    if (warp == WARPS && step + AHEAD < STEPS) {
-      int time = at(step + AHEAD, reversed);
-      if (source.flags) {
-        if (lane < BLOCKS) wait_for(source.flags + (i64)time * BLOCKS + lane);
-        join_warp();
+    if (warp == WARPS) {
+      if (step > 0 && lane == 0) tell(mine + (i64)(step - 1) * BLOCKS * (2 / COUNT));
+      if (step + AHEAD < STEPS) {
+        int time = at(step + AHEAD, reversed);
+        if (source.flags) {
+          if (lane < BLOCKS) wait_for(source.flags + (i64)time * BLOCKS + lane);
+          join_warp();
+        }
+        float* slot = ring + ((step + AHEAD) & (RING - 1)) * SEQUENCES * PITCH;
+        fetch_rows<K>(slot, PITCH, source.from + time * source.per_step, source.per_sequence, lane);
       }
-      float* slot = ring + ((step + AHEAD) & (RING - 1)) * SEQUENCES * PITCH;
-      for (int i = lane; i < SEQUENCES * K; i += 32)
-        slot[i / K * PITCH + i % K] = fetched(source.from + time * source.per_step + i / K * source.per_sequence + i % K);
+      close_fetches();
+      await_fetches<AHEAD - 1>();  // the next step's are there
     }
     if (step >= 0 && warp < WARPS) {
       float sums[TOTAL];
@@ -190,8 +219,8 @@ __device__ void project(float* shared, Source source, Layer layer, int slice, bo
       }
     }
     join_block();
-    if (step >= 0 && thread == 0) tell(flags + ((i64)step * BLOCKS + block) * (2 / COUNT) + slice % (2 / COUNT));
   }
+  if (warp == WARPS && lane == 0) tell(mine + (i64)(STEPS - 1) * BLOCKS * (2 / COUNT));
 }
 
 // Steps through time. `from`: the hidden (and cell) state before; `result`: where step t's hidden state goes, with its strides.
@@ -226,12 +255,17 @@ __device__ void recur(float* shared, Layer layer, const float* hidden, const flo
   for (int step = -AHEAD; step < STEPS; step++) {
     const float* now = states + (step & 1) * SEQUENCES * HIDDEN;
     float* next = states + (~step & 1) * SEQUENCES * HIDDEN;
-    if (warp == WARPS && step + AHEAD < STEPS) {
-      int time = step + AHEAD;
-      if (lane < sources) wait_for(there + ((i64)time * BLOCKS + block) * sources + lane);
-      join_warp();
-      float* slot = ring + (time & (RING - 1)) * SEQUENCES * ROWS;
-      for (int i = lane; i < SEQUENCES * ROWS; i += 32) slot[i] = fetched(products + ((i64)time * BLOCKS + block) * SEQUENCES * ROWS + i);
+    if (warp == WARPS) {
+      if (step > 0 && lane == 0) tell(flags + (i64)at(step - 1, reversed) * BLOCKS + block);
+      if (step + AHEAD < STEPS) {
+        int time = step + AHEAD;
+        if (lane < sources) wait_for(there + ((i64)time * BLOCKS + block) * sources + lane);
+        join_warp();
+        float* slot = ring + (time & (RING - 1)) * SEQUENCES * ROWS;
+        fetch_rows<ROWS>(slot, ROWS, products + ((i64)time * BLOCKS + block) * SEQUENCES * ROWS, ROWS, lane);
+      }
+      close_fetches();
+      await_fetches<AHEAD - 1>();
     }
     if (step < 0) {
       join_block();
@@ -277,7 +311,6 @@ __device__ void recur(float* shared, Layer layer, const float* hidden, const flo
       }
     }
     join_block();
-    if (thread == 0) tell(flags + (i64)at(step, reversed) * BLOCKS + block);
     for (int i = thread; i < (BLOCKS - 1) * SEQUENCES * UNITS / 4; i += THREADS) {
       u32 other = (block + 1 + i / (SEQUENCES * UNITS / 4)) % BLOCKS;
       int four = i % (SEQUENCES * UNITS / 4);
@@ -286,6 +319,7 @@ __device__ void recur(float* shared, Layer layer, const float* hidden, const flo
     }
     join_cluster();
   }
+  if (warp == WARPS && lane == 0) tell(flags + (i64)at(STEPS - 1, reversed) * BLOCKS + block);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int state = thread + i * MULTIPLIERS, b = state / UNITS, unit = block * UNITS + state % UNITS;
