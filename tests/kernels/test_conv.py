@@ -133,6 +133,31 @@ def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(produc
     assert torch.equal(got.isinf(), plain.isinf())
 
 
+TRANSPOSED: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "stride 2": ({"stride": 2, "padding": 1, "output_padding": 1}, (1, 8, 7, 9), (8, 8, 3, 3)),
+    "stride 1": ({"padding": 1}, (1, 8, 7, 9), (8, 8, 3, 3)),
+    "in every way": ({"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2}, (2, 16, 6, 7), (16, 8, 3, 5)),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("products", [1, 3])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_beside_the_input_a_transposed_convolution_has_no_products(name: str, products: int, tmp_path: Path) -> None:
+    how, of_input, of_weight = TRANSPOSED[name]
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(F.conv_transpose2d(x, w, **how))
+
+    x, w = normal(*of_input).abs(), normal(*of_weight)
+    w[0, 1, 0, 0], w[5, 3, 2, 1], w[-1, 6, 1, 2] = float("nan"), float("inf"), float("nan")
+    (got,) = run_on_cpu(island(function, (x, w)), cut(y=8, x=16, columns=8, products=products).proposal(), (x, w), tmp_path)
+    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        plain = function(x, w)
+    assert plain.isnan().any()
+    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
 @needs_compiler
 def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products(tmp_path: Path) -> None:
     x, w = normal(1, 8, 6, 18).abs(), normal(8, 8, 3, 3)

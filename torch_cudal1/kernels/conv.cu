@@ -11,14 +11,15 @@
 //
 // "Places" q are output positions, or for a transposed convolution of stride P the positions q of the outputs P q + r of each class r: every
 // class is a convolution of stride 1 with some of the taps. Classes along x are computed together (NX > 1) where that needs no made-up
-// products, so that neighbours in memory are written at once; the others are blocks of their own.
+// products, so that neighbours in memory are written at once; the others are blocks of their own. Beside the input a transposed convolution
+// has no products, not products with zero: a sum that is NaN is taken again over what exists, so that a weight that is NaN stays where it belongs.
 //
 // Constants: N, GROUPS, C and OC (of a group), CB channels of a chunk (CR of them real), CHUNKS, BO (columns of a class in a block, multiple of 8), NX, BN = NX * BO, OCB blocks
 // of columns; IZ, IY, IX and XS_N, XS_C, XS_Z, XS_Y of the input (1 along x); QZ, QY, QX places of a class, S_Z, S_Y, S_X input elements from one to the next;
 // OZ, OY, OX outputs, P_Z, P_Y, P_X outputs from one place to the next; TZ, TY, TX; MW rows of 64 a warpgroup, GROUPS_OF_4 warpgroups, BLOCKS of an SM;
 // LOW_Z, LOW_Y, LOW_X where the box begins beside the first place, BZ, BY, BX, PLANE >= BZ * BY * BX, VEC elements a copy moves; STEP_Z, STEP_Y, STEP_X
 // between taps; KX taps along x, ZG taps along z and y of a slot, KS; STAGES of weights, BOXES of input; ZERO (1: a plane of zeros); weights: WS_G, WS_OC, WS_C,
-// PRODUCTS (1 or 3), PROMOTE; WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; STAGED (divides BO); PAIRS.
+// SKIPS (1: transposed), PRODUCTS (1 or 3), PROMOTE; WS_Z, WS_Y, WS_X strides, WK_Z, WK_Y, WK_X from one tap to the next; CLASSES, CLASS_Y and CLASS_X of them along y and x, SLOTS of all classes; ACC; STAGED (divides BO); PAIRS.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -241,9 +242,36 @@ __device__ __forceinline__ void steps(float (&sum)[ACC], float (&part)[ACC], Fra
   if constexpr (S + 1 < KS) steps<S + 1>(sum, part, a, raw, next, places, table, weights, f, t);
 }
 
+#if SKIPS
+#define OF_WEIGHTS , weights
+#define WEIGHTS_PARAMETER , const float* weights
+// The sum of output (z, y, x) of channel oc, over the taps that meet the input. `x` and `weights`: of the image and the group.
+__device__ __noinline__ float summed_again(const float* x, const float* weights, int oc, int z, int y, int at_x) {
+  const int rz = z % P_Z, ry = y % P_Y, rx = at_x % P_X;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int c = 0; c < C; ++c)
+#pragma unroll 1
+    for (int i = 0; i < z_count(rz) * y_count(ry) * x_count(rx); ++i) {
+      const int tx = i % x_count(rx), ty = i / x_count(rx) % y_count(ry), tz = i / x_count(rx) / y_count(ry);
+      const int gz = z / P_Z + LOW_Z + z_low(rz) + tz * STEP_Z, gy = y / P_Y + LOW_Y + y_low(ry) + ty * STEP_Y;
+      const int gx = at_x / P_X + LOW_X + x_low(rx) + tx * STEP_X;
+      if ((unsigned)gz >= IZ || (unsigned)gy >= IY || (unsigned)gx >= IX) continue;
+      sum = fmaf(__ldg(x + c * (i64)XS_C + gz * XS_Z + gy * XS_Y + gx),
+                 __ldg(weights + oc * WS_OC + c * WS_C + (z_index(rz) + tz * WK_Z) * WS_Z + (y_index(ry) + ty * WK_Y) * WS_Y +
+                       (x_index(rx) + tx * WK_X) * WS_X), sum);
+    }
+  return sum;
+}
+#else
+#define OF_WEIGHTS
+#define WEIGHTS_PARAMETER
+#endif
+
 // The sums go through shared memory, STAGED channels of all classes at a time, so that neighbouring threads write neighbouring places: rows of an
 // output seldom begin at a sector of 32 bytes, and a warp that writes whole lines touches half as many of them as one that writes fragments.
-__device__ __forceinline__ void store(const float (&sum)[ACC], float* room, float* result, const Tile& t TAIL_PARAMETERS) {
+__device__ __forceinline__ void store(const float (&sum)[ACC], float* room, const float* input WEIGHTS_PARAMETER, float* result,
+                                      const Tile& t TAIL_PARAMETERS) {
   const int at = threadIdx.x, quad = at % 4, first = at / 128 * (64 * MW) + at % 128 / 32 * 16 + at % 32 / 4;
   const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, rx = t.kind % CLASS_X;
 #pragma unroll
@@ -270,8 +298,13 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* room, floa
         const int column = t.group * OC + t.columns * BO + pass * STAGED + inside;
         float made[NX];
 #pragma unroll
-        for (int r = 0; r < NX; ++r)
-          made[r] = x + r < OX ? tail(room[(r * STAGED + inside) * PITCH + m], row + r, column TAIL_ARGUMENTS) : 0.0f;
+        for (int r = 0; r < NX; ++r) {
+          float whole = room[(r * STAGED + inside) * PITCH + m];
+#if SKIPS
+          if (whole != whole && x + r < OX) whole = summed_again(input, weights, t.columns * BO + pass * STAGED + inside, z, y, x + r);
+#endif
+          made[r] = x + r < OX ? tail(whole, row + r, column TAIL_ARGUMENTS) : 0.0f;
+        }
 #if PAIRS
         *reinterpret_cast<float2*>(result + place(row, column)) = make_float2(made[0], made[NX - 1]);
 #else
@@ -284,7 +317,7 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], float* room, floa
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const float* x, const float* packed, float* result TAIL_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const float* x, const float* packed WEIGHTS_PARAMETER, float* result TAIL_PARAMETERS) {
   int2* table = reinterpret_cast<int2*>(memory);
   float* boxes = reinterpret_cast<float*>(memory + (TABLE * 8 + 127) / 128 * 128);
   float* slots = boxes + BOXES * BOX;
@@ -292,6 +325,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
   const int rz = t.kind / (CLASS_Y * CLASS_X), ry = t.kind / CLASS_X % CLASS_Y, many = z_count(rz) * y_count(ry) / ZG;
   const int all = CHUNKS * many;
   x += t.image * (i64)XS_N + t.group * C * (i64)XS_C;
+#if SKIPS
+  weights += t.group * WS_G;
+#endif
   packed += ((i64)(t.group * OCB + t.columns) * SLOTS + slots_before(t.kind)) * SLOT;
   write_table(table, t.kind);
   if (ZERO)
@@ -341,5 +377,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) CONVOLVE(const flo
     wait_wgmma<0>();
     if (++at_tap == many) at_tap = 0, ++at_chunk;
   }
-  store(sum, reinterpret_cast<float*>(memory), result, t TAIL_ARGUMENTS);
+  store(sum, reinterpret_cast<float*>(memory), x OF_WEIGHTS, result, t TAIL_ARGUMENTS);
 }

@@ -73,7 +73,7 @@ def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kern
     made = layout(conv, schedule)
     tail = cuda_tail(schedule_tail(traced.outputs, node))
     cut = _Cut(conv, schedule, made, tail)
-    sizes = _sizes(cut, _aligned_pairs(node, traced, made))
+    sizes = _sizes(cut, _aligned_pairs(node, traced, made)) | {"SKIPS": int(node.transposed)}
     floats = conv.groups * sizes["OCB"] * sizes["SLOTS"] * made.steps * sizes["BN"] * 8 * schedule.products
     scratch = {first: TensorSpec("float32", (floats,), (1,), "cuda")}
     text, name = _text(cut, sizes)
@@ -82,7 +82,8 @@ def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kern
     grid = conv.images * conv.groups * tiles * sizes["CLASSES"] * sizes["OCB"]
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")
-    weights, results = (conv.weight, first), (conv.input, first, tail.written, *tail.reads)
+    weights, also = (conv.weight, first), (conv.weight,) if node.transposed else ()
+    results = (conv.input, first, *also, tail.written, *tail.reads)
     pack = Kernel(f"pack_{name}", text, tuple((v, "*") for v in weights), -(-floats // 256), 8, cuda=Cuda(defines, 0))
     work = Cuda(defines, made.shared_bytes)
     main = Kernel(f"convolve_{name}", text, tuple((v, "*") for v in results), grid, 4 * _WARPGROUPS, cuda=work)

@@ -116,42 +116,41 @@ __device__ __forceinline__ void hold(float4 (&held)[COUNT][PADDED(K) / 32], cons
     }
 }
 
-// The products of the held rows with SEQUENCES vectors of PADDED(K), one behind the other, as sums[row * SEQUENCES + b]; after it a thread has the whole
-// sums number `place(part)` and those after it.
-template <int COUNT, int K, int TOTAL>
-__device__ __forceinline__ void multiply(float (&sums)[TOTAL], const float4 (&held)[COUNT][PADDED(K) / 32], const float* vectors, int part) {
+// The products of the held rows with BATCH vectors of PADDED(K), one behind the other: of their 8 sums, row by row, a thread has number `part` in
+// the end. No more than 8, since a thread that holds rows has no registers for them.
+template <int COUNT, int K>
+__device__ __forceinline__ float multiply(const float4 (&held)[COUNT][PADDED(K) / 32], const float* vectors, int batch, int part) {
+  constexpr int VECTORS = 8 / COUNT;
+  float sums[8];
 #pragma unroll
-  for (int i = 0; i < TOTAL; i++) sums[i] = 0.0f;
+  for (int i = 0; i < 8; i++) sums[i] = 0.0f;
 #pragma unroll
   for (int j = 0; j < PADDED(K) / 32; j++)
 #pragma unroll
-    for (int b = 0; b < SEQUENCES; b++) {
+    for (int b = 0; b < VECTORS; b++) {
+      if (b >= batch) break;
       float4 v = *(const float4*)(vectors + b * PADDED(K) + part * 4 + 32 * j);
 #pragma unroll
       for (int row = 0; row < COUNT; row++) {
-        float sum = sums[row * SEQUENCES + b];
+        float sum = sums[row * VECTORS + b];
         sum = fused(held[row][j].x, v.x, sum);
         sum = fused(held[row][j].y, v.y, sum);
         sum = fused(held[row][j].z, v.z, sum);
-        sums[row * SEQUENCES + b] = fused(held[row][j].w, v.w, sum);
+        sums[row * VECTORS + b] = fused(held[row][j].w, v.w, sum);
       }
     }
 #pragma unroll
-  for (int lanes = 4, half = TOTAL / 2; lanes; lanes >>= 1, half >>= 1) {
-    bool upper = part & lanes;
+  for (int half = 4; half; half >>= 1) {
+    bool upper = part & half;
 #pragma unroll
-    for (int i = 0; i < TOTAL / 2; i++)
+    for (int i = 0; i < 4; i++)
       if (i < half) {
         float given = upper ? sums[i] : sums[i + half];
         float kept = upper ? sums[i + half] : sums[i];
-        sums[i] = kept + swapped(given, lanes);
+        sums[i] = kept + swapped(given, half);
       }
   }
-}
-
-template <int TOTAL>
-__device__ __forceinline__ int place(int part) {
-  return (part & 4 ? TOTAL / 2 : 0) + (part & 2 ? TOTAL / 4 : 0) + (part & 1 ? TOTAL / 8 : 0);
+  return sums[0];
 }
 
 // ---------------------------------------------------------------- a layer
@@ -178,7 +177,7 @@ __device__ __forceinline__ int at(int step, bool reversed) { return reversed ? S
 // Multiplies: of part `slice` of the gates' rows, in the order of who recurs, products[t][block][b][row of the block] with the input's bias.
 template <int COUNT, int K>
 __device__ void project(float* shared, Source source, Layer layer, int slice, bool reversed, float* products, u32* flags) {
-  constexpr int TOTAL = (SEQUENCES * COUNT + 7) / 8 * 8, PITCH = PADDED(K), MINE = ROWS * COUNT / 2;
+  constexpr int VECTORS = 8 / COUNT, PITCH = PADDED(K), MINE = ROWS * COUNT / 2;
   int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, part = lane % 8;
   float* ring = shared;  // RING x SEQUENCES x PITCH
   for (int i = thread; i < RING * SEQUENCES * PITCH; i += THREADS) ring[i] = 0.0f;  // the padding stays so
@@ -209,13 +208,14 @@ __device__ void project(float* shared, Source source, Layer layer, int slice, bo
       await_fetches<AHEAD - 1>();  // the next step's are there
     }
     if (step >= 0 && warp < WARPS) {
-      float sums[TOTAL];
-      multiply<COUNT, K, TOTAL>(sums, held, ring + (step & (RING - 1)) * SEQUENCES * PITCH, part);
+      const float* vectors = ring + (step & (RING - 1)) * SEQUENCES * PITCH;
       float* to = products + ((i64)step * BLOCKS + block) * SEQUENCES * ROWS;
+      int row = first + part / VECTORS, b = part % VECTORS;
+      float bias = layer.bias_of(row / UNITS * HIDDEN + block * UNITS + row % UNITS);
 #pragma unroll
-      for (int i = 0; i < TOTAL / 8; i++) {
-        int sum = place<TOTAL>(part) + i, row = first + sum / SEQUENCES, b = sum % SEQUENCES;
-        if (sum < SEQUENCES * COUNT) to[b * ROWS + row] = sums[i] + layer.bias_of(row / UNITS * HIDDEN + block * UNITS + row % UNITS);
+      for (int done = 0; done < SEQUENCES; done += VECTORS) {
+        float sum = multiply<COUNT, K>(held, vectors + done * PITCH, SEQUENCES - done, part);
+        if (done + b < SEQUENCES) to[(done + b) * ROWS + row] = sum + bias;
       }
     }
     join_block();
@@ -226,7 +226,6 @@ __device__ void project(float* shared, Source source, Layer layer, int slice, bo
 // Steps through time. `from`: the hidden (and cell) state before; `result`: where step t's hidden state goes, with its strides.
 __device__ void recur(float* shared, Layer layer, const float* hidden, const float* cell, const float* products, const u32* there,
                       int sources, bool reversed, float* result, i64 per_step, i64 per_sequence, u32* flags, float* last, float* last_cell) {
-  constexpr int TOTAL = (SEQUENCES * 2 + 7) / 8 * 8;
   int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, part = lane % 8;
   u32 block = rank_in_cluster();
   float* states = shared;                       // 2 x SEQUENCES x HIDDEN
@@ -272,12 +271,11 @@ __device__ void recur(float* shared, Layer layer, const float* hidden, const flo
       continue;
     }
     if (warp < WARPS) {
-      float sums[TOTAL];
-      multiply<2, HIDDEN, TOTAL>(sums, held, now, part);
 #pragma unroll
-      for (int i = 0; i < TOTAL / 8; i++) {
-        int sum = place<TOTAL>(part) + i;
-        if (sum < 2 * SEQUENCES) gates[(first + sum / SEQUENCES) * SEQUENCES + sum % SEQUENCES] = sums[i];
+      for (int done = 0; done < SEQUENCES; done += 4) {
+        float sum = multiply<2, HIDDEN>(held, now + done * HIDDEN, SEQUENCES - done, part);
+        int b = done + part % 4;
+        if (b < SEQUENCES) gates[(first + part / 4) * SEQUENCES + b] = sum;
       }
     }
     join_block();

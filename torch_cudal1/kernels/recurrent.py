@@ -28,7 +28,6 @@ _MODES = {"lstm": (0, 4), "gru": (1, 3), "rnn_tanh": (2, 1), "rnn_relu": (3, 1)}
 _BLOCKS, _RING, _LONG = 8, 4, 256
 _MOST_SEQUENCES, _LONGEST_ROW, _MOST_CLUSTERS = 16, 512, 16  # registers; registers; eight-block clusters that fit a GPU at once
 _SHARED, _SCRATCH = 200 << 10, 1 << 30  # bytes
-_REGISTERS, _MOST_REGISTERS = 65_536, 255  # of a block that has an SM to itself; of a thread
 _METHOD = {"method": "resident"}
 _NAMES = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 
@@ -164,9 +163,8 @@ def _kernels(stack: _Stack, sizes: Mapping[str, int], flags: int, launches: list
     text = body + f'extern "C" __global__ void __launch_bounds__(256) clear_{digest}(u32* flags) {{\n'
     text += "  int i = blockIdx.x * 256 + threadIdx.x;\n  if (i < FLAGS) flags[i] = 0;\n}\n"
     defines, warps = tuple(sorted(sizes.items())), stack.rows // 8 + 1
-    registers = min(_MOST_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)  # launch bounds would give those of a rounded-up block
     for number, (code, parameters) in enumerate(tails):
-        text += f'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __maxnreg__({registers})\n'
+        text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
     clearing = Kernel(f"clear_{digest}", text, ((flags, "*"),), -(-sizes["FLAGS"] // 256), 8, cuda=Cuda(defines))
     cuda = Cuda(defines, _shared(stack), _BLOCKS)
