@@ -102,6 +102,10 @@ NAN, INF = math.nan, math.inf
         ([0.5, 1.0], [INF, 1.0], [0.5, 1.0], True),  # eager overflowed inside, float64 did not
         ([INF, 1.0], [INF, 1.0], [0.5, 1.0], True),
         ([3e38, 1.0], [INF, 1.0], [1e39, 1.0], False),  # beyond the type: infinity
+        ([INF, 1.0], [NAN, 1.0], [INF, 1.0], True),  # eager lost it to a difference of infinities, float64 did not
+        ([INF, 1.0], [NAN, 1.0], [1e39, 1.0], True),
+        ([-INF, 1.0], [NAN, 1.0], [INF, 1.0], False),
+        ([INF, 1.0], [0.5, 1.0], [INF, 1.0], False),
     ],
 )
 def test_nan_and_infinity_follow_eager(candidate: list[float], eager: list[float], exact: list[float], passed: bool) -> None:

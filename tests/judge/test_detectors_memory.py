@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.contract import contract
-from torch_cudal1.judge.detectors import Detector
+from torch_cudal1.judge.detectors import Detector, memory
 from torch_cudal1.judge.detectors.memory import ghost, guard_band, guard_page, poison
 from torch_cudal1.judge.detectors.process import isolation, resource
 from torch_cudal1.judge.detectors.state import fresh_output
@@ -330,3 +331,23 @@ def test_canaries_tell_that_they_were_touched(act: str) -> None:
         assert bool(canaries.disturbed()) == (act != "nothing")
     finally:
         canaries.close()
+
+
+@pytest.mark.parametrize(("idle", "passes"), [(False, True), (True, False)])
+def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything(
+    monkeypatch: pytest.MonkeyPatch, idle: bool, passes: bool
+) -> None:
+    fills: list[int] = []
+
+    def without(trial: object, sample: object, byte: int, *, skip: int) -> list[torch.Tensor]:
+        if skip == 1:
+            fills.append(byte)
+        changed = skip == 0 or (skip == 1 and not idle and len(set(fills)) > 1)  # the first byte means what was to be written
+        return [torch.tensor(float(changed))]
+
+    monkeypatch.setattr(memory, "_without", without)
+    monkeypatch.setattr(memory, "_count_launches", lambda program: 2)
+    monkeypatch.setattr(memory, "first_two", lambda trial: (None, None))
+    (check,) = ghost(SimpleNamespace(candidate=candidate(linear_relu())))  # type: ignore[arg-type]
+    assert check.passed is passes, check
+    assert len(set(fills)) == len(fills) > 1

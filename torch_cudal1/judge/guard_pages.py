@@ -27,7 +27,7 @@ from torch_cudal1.program.driver import ALIGNMENT, Driver, opened
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker import Session
 
-__all__ = ["SIDES", "VERBS", "Side", "at_edge"]
+__all__ = ["OUT_OF_MEMORY", "SIDES", "VERBS", "Side", "at_edge"]
 
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
@@ -36,7 +36,9 @@ _BEYOND_HOST, _BEYOND_GPU = 16 << 20, 1 << 30  # reserved on either side: addres
 _NORESERVE = 0x4000  # mman.h of Linux: pages that nobody touches count for nothing
 _PROT_NONE = 0
 _PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = 1, 1, 0, 3  # of cuda.h: CUmemAllocationType, CUmemLocationType, ...
+OUT_OF_MEMORY = "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"  # what a DriverError says where the GPU is full
 _map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor  # taken hold of before any candidate
+_empty_cache = torch.cuda.empty_cache
 
 
 def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
@@ -82,7 +84,14 @@ def _libc() -> Any:
 def _gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
     driver = opened()
-    reserved = _Reserved(driver, driver.context(index), _Location(_ON_DEVICE, index), size, side)
+    place = _Location(_ON_DEVICE, index)
+    try:
+        reserved = _Reserved(driver, driver.context(index), place, size, side)
+    except DriverError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        _empty_cache()  # PyTorch keeps what it freed; the driver has no use of that
+        reserved = _Reserved(driver, driver.context(index), place, size, side)
     return _as_tensor(reserved, device=torch.device("cuda", index))
 
 

@@ -67,9 +67,9 @@ def _with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def _masks_differ(trial: Trial, sample: Sample, outputs: Outputs) -> str:
-    """What differs, "" if nothing does. PyTorch's own ways differ too, and each is as good a witness: Inductor lowers some operators
-    to formulas that treat infinities differently from eager's kernels (asked under an Inductor schedule), and whether a product
-    with a zero that stands for nothing is formed is up to the algorithm that cuDNN chooses.
+    """What differs, "" if nothing does. PyTorch's own ways differ too, and each is as good a witness: Inductor lowers some
+    operators to formulas that treat infinities differently from eager's kernels (asked under an Inductor schedule), and whether
+    a product with a zero that stands for nothing is formed is up to the algorithm that cuDNN chooses.
     """
     for position, (out, expected) in enumerate(zip(outputs, sample.reference.outputs, strict=True)):
         if out is None or expected is None or same_masks(out, [expected]).passed:
