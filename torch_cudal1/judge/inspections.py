@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torch_cudal1.judge.bands import Bands, Fences
+from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.guard_pages import Side, at_edge
 from torch_cudal1.judge.rawcopy import raw_tensors, refuse_lazy
@@ -149,16 +150,21 @@ def _banded(session: Session, request: Request) -> Answer:
 
 
 class _Instrumented:
-    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or at the edge of its pages."""
+    """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or at the edge of its pages.
+
+    With a byte to fill with, every Alloc holds it when a launch first gets it: memory that an earlier step of the same call had,
+    and let go of, may hold just what a launch that is left out would have written.
+    """
 
     def __init__(self, program: Program, device: torch.device, request: Request) -> None:
         self.bands: list[Bands] = []
         self.launches = 0
         self._skip: int = request["skip"]
         self._seed: int | None = request["seed"]
+        self._fill: int | None = request["fill"]
         self._side: Side | None = request["side"]
         self._at_edge: dict[int, torch.Tensor] = {}  # by id, kept alive: the id of a dead tensor is soon another's
-        self._allocated = {id(step): outs for step, outs in _launches(program)}
+        self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
         self._run = interpret(program, device, launcher=self._launcher)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -168,14 +174,24 @@ class _Instrumented:
 
     def _launcher(self, cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
         self.launches += 1
+        outs, fresh = self._allocated[id(launch)]
         if self.launches - 1 == self._skip:
-            return skip_launch(cubin, launch, device)
-        from torch_cudal1.program.driver import prepare_launch  # needs libcuda: only where something is launched
+            start = skip_launch(cubin, launch, device)
+        else:
+            from torch_cudal1.program.driver import prepare_launch  # needs libcuda: only where something is launched
 
-        start, outs = prepare_launch(cubin, launch, device), self._allocated[id(launch)]
+            start = prepare_launch(cubin, launch, device)
+        if self._fill is not None:
+            return lambda values: start(self._filled(values, fresh))
         if self._side is not None:
             return lambda values: start(self._moved(values, outs))
         return start if self._seed is None else lambda values: start(self._surrounded(values, outs))
+
+    def _filled(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
+        for out in fresh:
+            whole = values[out].as_strided((storage_extent(values[out].shape, values[out].stride()),), (1,))
+            whole.view(torch.uint8).fill_(self._fill)
+        return values
 
     def _moved(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
         """The values, those of Alloc steps moved to the edge of pages of their own if they are not there yet."""
@@ -197,19 +213,22 @@ class _Instrumented:
         return values
 
 
-def _launches(program: Program) -> Iterator[tuple[Launch, list[int]]]:
-    """Each launch with the Alloc values it gets, nested Programs included."""
+def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]:
+    """Each launch with the Alloc values it gets, and those of them that no step before it got; nested Programs included."""
     allocated = {step.out for step in program.steps if isinstance(step, Alloc)}
+    fresh = set(allocated)
     for step in program.steps:
+        got = allocated & set(used_values(step))
         if isinstance(step, Launch):
-            yield step, sorted(allocated & set(used_values(step)))
-        elif isinstance(step, Call):
+            yield step, sorted(got), sorted(got & fresh)
+        fresh -= got
+        if isinstance(step, Call):
             yield from _launches(step.program)
 
 
 def _instrument(session: Session, request: Request) -> Answer:
     """Put a Program into a slot, as `_Instrumented` runs it: launch number `skip` left out (-1: none), with a `seed` each Alloc
-    between bands, with a `side` each at the edge of its pages.
+    between bands, with a `side` each at the edge of its pages, with a byte to `fill` each full of that.
     """
     program = read_program(request["program"], request["payloads"])
     session.slots[request["slot"]] = _Instrumented(program, session.device, request)

@@ -215,7 +215,7 @@ def ghost(trial: Trial) -> list[Check]:
 
 def _without(trial: Trial, sample: Sample, byte: int, *, skip: int) -> Outputs:
     """The outputs with one launch left out (-1: none), fresh memory filled so that what it would have written differs."""
-    _instrument(trial, skip=skip)
+    _instrument(trial, skip=skip, fill=byte)
     path = trial.child.new_file()
     answer = trial.child.call("poisoned", slot=_SLOT, inputs=sample.name, byte=byte, path=str(path))
     outputs = _complete(trial, trial._read(answer, path))
@@ -228,9 +228,11 @@ def _count_launches(program: Program) -> int:
     return nested + sum(isinstance(step, Launch) for step in program.steps)
 
 
-def _instrument(trial: Trial, *, skip: int = -1, seed: int | None = None, side: Side | None = None) -> None:
+def _instrument(
+    trial: Trial, *, skip: int = -1, fill: int | None = None, seed: int | None = None, side: Side | None = None
+) -> None:
     """The candidate's Program, run by the Python executor of the child, in a slot of its own."""
     assert not isinstance(trial.candidate, SourceCandidate)
     program = trial.candidate.program
     fields: dict[str, Any] = {"program": program.to_json(), "payloads": write_payloads(program, trial.child.new_file())}
-    trial.child.call("instrument", slot=_SLOT, skip=skip, seed=seed, side=side, **fields)
+    trial.child.call("instrument", slot=_SLOT, skip=skip, fill=fill, seed=seed, side=side, **fields)
