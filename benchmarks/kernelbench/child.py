@@ -37,7 +37,8 @@ __all__ = ["Bench", "main"]
 
 # Times what a call takes: for compiling beside a process of the judge's that starts; for a search with its judge and all columns
 # side by side (8.1 seen on an H200). Of a large one fewer inputs and results are held: the judge races none of it in a graph.
-_COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 10.0, 5.0
+_COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 18.0, 5.0
+_CONTEXTS_BYTES, _SETS_BYTES = 2 << 30, 12 << 30  # of the processes of a task; at most what input sets take that are kept
 _LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
 _RING, _RING_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
@@ -138,7 +139,9 @@ def _prepare(bench: Bench, size: int | None) -> None:
 
 def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     """Everything from the second grant of memory on: the row."""
-    bench.line.memory(None if size is None else int((_MEASURING if size < _LARGE_BYTES else _MEASURING_LARGE) * size))
+    bench.line.memory(
+        None if size is None else _CONTEXTS_BYTES + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size))
+    )
     module = bench.module
     assert module is not None
     inputs = make_inputs(bench.made, bench.device, 0)

@@ -29,7 +29,7 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residents, "_ROOM_BYTES", {"cpu": 0})
+    monkeypatch.setattr(residents, "_ROOM_BYTES", 0)
 
 
 def tried(child: Child, program: Program) -> Trial:
@@ -87,7 +87,7 @@ def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared
 
 
 def test_those_not_met_for_longest_go_first_and_none_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residents, "_ROOM_BYTES", {"cpu": 100})
+    monkeypatch.setattr(residents, "_ROOM_BYTES", 100)
     sets = Residents("cpu")
     assert [sets.admit(name, 30, "", ()) for name in "abc"] == [[], [], []]
     assert sets.meets("a")

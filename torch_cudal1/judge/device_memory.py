@@ -1,12 +1,26 @@
-"""Memory of a GPU that this process holds and does not use: PyTorch keeps it for later, while the judge's children need it now."""
+"""Memory of a GPU that the judge's processes share with each other, and with whoever else is there: how much one may keep for later
+use, and giving back what PyTorch keeps without need.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
-__all__ = ["give_back"]
+__all__ = ["give_back", "part_of"]
 
 _WORTH_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
+
+
+def part_of(device: str, share: float, host_bytes: int) -> int:
+    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", which many others live on."""
+    return int(share * _total_bytes()) if device == "cuda" and torch.cuda.is_available() else host_bytes
+
+
+@cache
+def _total_bytes() -> int:
+    return torch.cuda.mem_get_info()[1]
 
 
 def give_back(device: torch.device) -> None:

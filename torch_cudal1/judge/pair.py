@@ -100,6 +100,10 @@ class PairSubject:
         """The reference's own module. Raises ReferenceFailure."""
         return self._asked(self.way, inputs)[0]
 
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """Nothing: a source is held to what eager does."""
+        return None
+
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
         """The reference's module in float64."""
         try:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1.judge.channel import storage_extent
+from torch_cudal1.judge.device_memory import part_of
 
 __all__ = ["ALIGNED_BYTES", "Residents", "message_bytes", "own_bytes"]
 
 ALIGNED_BYTES = 512  # what a tensor in a message may waste
 
-_ROOM_BYTES = {"cpu": 4 << 30, "cuda": 16 << 30}
+_ROOM_SHARE, _ROOM_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
 
 
 @dataclass
@@ -30,9 +31,9 @@ class Residents:
 
     def admit(self, name: str, size_bytes: int, base: str, kept: Collection[str]) -> list[str]:
         """Note a set that is about to come; the names of those that have to go first, none of them in `kept`."""
-        gone = []
+        gone, room = [], part_of(self.device, _ROOM_SHARE, _ROOM_BYTES)
         for other in [one for one in self.sizes if one != name and one != base and one not in kept]:
-            if sum(self.sizes.values()) + size_bytes <= _ROOM_BYTES.get(self.device, _ROOM_BYTES["cpu"]):
+            if sum(self.sizes.values()) + size_bytes <= room:
                 break
             del self.sizes[other]
             gone.append(other)

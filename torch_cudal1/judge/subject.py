@@ -15,10 +15,12 @@ import torch
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge import rights
 from torch_cudal1.judge.analysis import Facts, analyse, bound_arguments
+from torch_cudal1.judge.device_memory import give_back
+from torch_cudal1.judge.granted import UsingRights, multiplies
 from torch_cudal1.judge.inputs import unproven_integers
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.judge.properties import describe
-from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.execute import Runner, interpret, prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import Contract, Region, Role
@@ -60,6 +62,10 @@ class Subject(Protocol):
 
     def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
         """What the user has today, under the contract's rights. Raises ReferenceFailure when it refuses the inputs."""
+        ...
+
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """What eager yields if it makes use of all rights of the contract; None where none of them is of use here."""
         ...
 
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
@@ -116,9 +122,25 @@ class RegionSubject:
             raise ReferenceFailure("running eager", f"{type(error).__name__}: {str(error)[:300]}") from error
         return Result(list(outputs), describe(outputs, inputs))
 
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
+        rights = self.contract.rights if self.contract.precision == "match" else ()
+        names = (step.target.split(".")[1] for step in self.region.program.steps if isinstance(step, Aten))
+        if not any(multiplies(name, rights) for name in names):
+            return None
+        try:
+            with torch.no_grad(), UsingRights(rights):
+                return list(interpret(self.region.program, self.device)(inputs))
+        except RuntimeError:  # no memory for rounded copies
+            return None
+
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
-        """The reference Program in float64."""
-        return exact_outputs(self.region.program, inputs, self.device)
+        """The reference Program in float64; tried again, where memory runs out, with what this process does not need given back."""
+        found = exact_outputs(self.region.program, inputs, self.device)
+        if isinstance(found, Infeasible) and found.reason.startswith("OutOfMemoryError"):
+            give_back(self.device)
+            found = exact_outputs(self.region.program, inputs, self.device)
+        return found
 
     def chosen_from(self, inputs: Sequence[torch.Tensor], position: int) -> tuple[torch.Tensor, int | None] | None:
         """For an output of indices: the float64 values that they choose among, and along which dimension (None: flattened)."""

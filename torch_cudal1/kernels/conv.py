@@ -5,7 +5,7 @@ output keep the layout they have, so that neither is copied into another one fir
 
     products 1    one TF32 product, as cuDNN's own where the user's flags allow it: only with that right
     products 3    two TF32 pieces of each operand hold 22 bits; partial sums leave the tensor core every 8 or 16 of k: always
-                  allowed, and needed where cuDNN has no TF32 kernel, since a candidate is held to the error of eager
+                  allowed
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import zip_longest
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.conv_schedules import Layout, Schedule, layout, read, schedules
@@ -46,21 +45,13 @@ class _Cut:
 
 
 def proposals(traced: Trace, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
-    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these kernels do not run.
-
-    With the right to TF32 every other one uses it: which of them is right depends on what cuDNN does here.
-    """
+    """At most `most` ways to compute an island around a convolution on `sm_{sm}`; () where these kernels do not run."""
     _, conv = convolution_of(tuple(o.node for o in traced.outputs))
     if is_depthwise(conv):
         return depthwise_proposals(conv, most)
     if sm != 90:
         return ()  # wgmma is sm_90's own
-    exact = schedules(conv, 3, most)
-    if "conv" not in rights:
-        return tuple(one.proposal() for one in exact)
-    fast = schedules(conv, 1, most)
-    both = [one for pair in zip_longest(fast, exact) for one in pair if one is not None]
-    return tuple(one.proposal() for one in both[:most])
+    return tuple(one.proposal() for one in schedules(conv, 1 if "conv" in rights else 3, most))
 
 
 def convolved(traced: Trace, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:

@@ -115,6 +115,9 @@ def _compared_at(trial: Trial, sample: Sample, position: int, out: torch.Tensor,
         return found
     if not expected.dtype.is_floating_point:
         return _tied(trial, sample, position, out) or found
+    granted = trial.subject.granted(sample.inputs) or []
+    if granted and (used := granted[position]) is not None and (within := asked(out, used)).passed:
+        return replace(within, detail="within the right to TF32, of which eager makes no use here")
     for other in sample.again():  # where eager itself varies from run to run, its largest error counts
         again = other.outputs[position]
         if again is not None and not same_bits(again, expected):
