@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torch_cudal1.judge import spread
 from torch_cudal1.judge.compare import compare, grossly_equal, same_bits, same_masks
+from torch_cudal1.judge.detectors.special import _chance_signs
 from torch_cudal1.judge.oracle import sway
 
 N = 512
@@ -267,3 +268,28 @@ def test_a_rough_comparison_is_the_same_in_whatever_blocks(monkeypatch: pytest.M
         assert grossly_equal(lost, lost) is equal
     assert grossly_equal(values[:0], values[:0])
     assert not grossly_equal(values, values.double())
+
+
+@pytest.mark.parametrize(
+    ("turned", "passed"),
+    [(0, True), (2, True), (400, False)],
+)
+def test_signs_of_infinities_may_turn_where_rounding_decides_them(turned: int, passed: bool) -> None:
+    """What lies next to zero is scaled by infinity: 1 of 200,000 signs may be another, as between any two right evaluations."""
+    whole = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
+    eager, exact = whole * INF, whole.double() * INF
+    found = eager.clone()
+    found[:turned] *= -1
+    assert _chance_signs(found, [eager], exact) is passed
+    found[5] = 0.0
+    assert not _chance_signs(found, [eager], exact)
+
+
+def test_where_right_evaluations_turn_signs_a_candidate_may_turn_twice_as_many() -> None:
+    whole = torch.randn(1_000, generator=torch.Generator().manual_seed(3))
+    eager, exact = whole * INF, whole.double() * INF
+    other, found = eager.clone(), eager.clone()
+    other[:3] *= -1
+    found[10:16] *= -1
+    assert _chance_signs(found, [eager, other], exact)
+    assert not _chance_signs(found, [eager], exact)

@@ -53,7 +53,10 @@ class Waiting(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 """
-BESIDE = "import ctypes\nbeyond = ctypes.c_float.from_address(x.data_ptr() + 4 * x.numel()).value"
+BESIDE = (
+    "import ctypes\nbeyond = 0.0\nif x.untyped_storage().nbytes() > 4 * x.numel():\n"  # elsewhere anything may lie there, NaN too
+    "    beyond = ctypes.c_float.from_address(x.data_ptr() + 4 * x.numel()).value"
+)
 
 # what the source does, which detectors are asked, which must refuse (None: it passes), a word of the reason
 SOURCES: dict[str, tuple[dict[str, str], tuple[Detector, ...], str | None, str]] = {

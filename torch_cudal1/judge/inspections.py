@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -61,10 +61,13 @@ def _forget(session: Session, request: Request) -> Answer:
 
 
 def _poisoned(session: Session, request: Request) -> Answer:
-    """Call a slot where all fresh memory holds a byte, or (byte null) what PyTorch fills it with in deterministic mode."""
+    """Call a slot where all fresh memory holds a byte (if asked for, in `deterministic` mode), or (byte null) what PyTorch fills
+    it with in that mode.
+    """
     inputs, byte = session.sets[request["inputs"]], request["byte"]
-    fill = _filled_by_torch() if byte is None else _filled(int(byte), session.device)
-    with fill as control, torch.no_grad():
+    fill = _deterministic(fill=True) if byte is None else _filled(int(byte), session.device)
+    mode = _deterministic(fill=False) if request["deterministic"] else nullcontext()
+    with mode, fill as control, torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
         refuse_lazy(outputs)
         synchronise(session.device)
@@ -113,13 +116,13 @@ def _requests(size: int, *, small: bool) -> list[int]:
 
 
 @contextmanager
-def _filled_by_torch() -> Iterator[bool]:
-    """Floating memory is NaN, integers are their largest value."""
+def _deterministic(*, fill: bool) -> Iterator[bool]:
+    """PyTorch's deterministic mode; where it may `fill`, floating memory is NaN, integers are their largest value."""
     deterministic: Any = torch.utils.deterministic
     enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = True
+    deterministic.fill_uninitialized_memory = fill
     try:
         yield bool(torch.empty(64).isnan().all())
     finally:
