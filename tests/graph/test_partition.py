@@ -185,3 +185,21 @@ def test_sums_of_what_rows_yield_are_in_the_rows_island():
     assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
     assert ["_log_softmax", "nll_loss_forward"] in found
     assert any("_softmax" in names and "mean" not in names for names in found)  # it would be a sum over whole rows
+
+
+class Sliced(nn.Module):
+    """What follows the product reads it from its second column, which kernels could not."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    def forward(self, x):
+        return torch.sigmoid(torch.tanh((x @ x)[:, self.first :]) * 2)
+
+
+@pytest.mark.parametrize(("first", "islands"), [(1, 0), (4, 1)])
+def test_what_reads_an_unaligned_view_is_no_island_and_says_so(first, islands):
+    found = partition(region_of(Sliced(first), torch.randn(8, 8)))
+    assert len(found.islands) == islands
+    assert any("begins at no multiple of 16 bytes" in reason for reason in found.left) == (islands == 0)

@@ -23,7 +23,7 @@ from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_sca
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.operator import unaligned_values, value_specs
 from torch_cudal1.program.recurrent import TARGETS
 from torch_cudal1.records import Kind, Region, Role
 
@@ -35,6 +35,7 @@ _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view"
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset({"aten._to_copy.default", "aten.hardswish.default", "aten.rsub.Tensor"})
+_ALIGNMENT = 16  # bytes
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
 
@@ -59,17 +60,29 @@ class Partition:
 def partition(whole: Region, *, products: bool = False) -> Partition:
     """Fused islands of `whole`, in step order; with `products` also around matrix products and convolutions.
 
-    Random steps are never part of one.
+    Random steps are never part of one. Kernels take it for granted that tensors start at a multiple of 16 bytes, so nothing that
+    reads a view from another place is one.
     """
     program = whole.program
-    specs = value_specs(program)
+    specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
     groups = _grow(program, products, chains(program, specs) if products else ())
     islands: list[Island] = []
+    askew: set[int] = set()
     for steps in groups:
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
-            islands.append(_extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}"))
+            island = _extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}")
+            if unaligned.isdisjoint(island.inputs):
+                islands.append(island)
+            else:
+                askew |= set(steps)
     inside = {step for island in islands for step in island.steps}
-    left = Counter(_why_left(step) for position, step in enumerate(program.steps) if position not in inside)
+    left = Counter(
+        f"{step.target}: reads a view that begins at no multiple of {_ALIGNMENT} bytes"
+        if position in askew and isinstance(step, Aten)
+        else _why_left(step)
+        for position, step in enumerate(program.steps)
+        if position not in inside
+    )
     return Partition(tuple(islands), dict(left))
 
 

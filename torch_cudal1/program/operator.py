@@ -18,7 +18,7 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.execute import Runner, interpret, prepare, skip_launch
 from torch_cudal1.program.model import Program, TensorSpec
 
-__all__ = ["output_specs", "register", "registered", "run_operator", "value_specs"]
+__all__ = ["output_specs", "register", "registered", "run_operator", "unaligned_values", "value_specs"]
 
 _lock = threading.Lock()
 _programs: dict[str, Program] = {}
@@ -51,6 +51,14 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
     count = program.value_count
     seen = replace(program, outputs=tuple(range(count)))
     return {index: spec for index, spec in enumerate(output_specs(seen)) if spec is not None}
+
+
+def unaligned_values(program: Program, alignment: int) -> frozenset[int]:
+    """Values that are views from a place that is no multiple of `alignment` bytes behind the start of their memory."""
+    seen = replace(program, outputs=tuple(range(program.value_count)))
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        values = enumerate(_fake_run(seen))
+        return frozenset(i for i, t in values if t is not None and t.storage_offset() * t.element_size() % alignment)
 
 
 def _fake_run(program: Program) -> list[torch.Tensor | None]:
