@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from torch_cudal1.judge import spread
-from torch_cudal1.judge.compare import compare, grossly_equal, same_bits, same_masks
+from torch_cudal1.judge.compare import compare, grossly_equal, is_nearer, same_bits, same_masks
 from torch_cudal1.judge.detectors.special import _chance_signs
 from torch_cudal1.judge.oracle import sway
 
@@ -293,3 +293,15 @@ def test_where_right_evaluations_turn_signs_a_candidate_may_turn_twice_as_many()
     found[10:16] *= -1
     assert _chance_signs(found, [eager, other], exact)
     assert not _chance_signs(found, [eager], exact)
+
+
+def test_nearer_than_eager_is_what_keeps_digits_where_eager_keeps_none_and_never_a_draw() -> None:
+    exact = torch.randn(4096, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(4096, generator=torch.Generator().manual_seed(2))
+    eager, right = exact.float() + 0.5 * noise, exact.float() * (1 + 1e-6)
+    assert is_nearer(right, eager, exact)
+    assert not is_nearer(eager.flip(0), eager, exact)
+    assert not is_nearer(torch.zeros(4096), eager, exact)
+    assert not is_nearer(exact.float() + 0.2 * noise, eager, exact)
+    kept = torch.rand(4096, generator=torch.Generator().manual_seed(3)) < 0.5  # dropout: eager's mask and float64's differ
+    assert not is_nearer(exact.float() * kept.flip(0), exact.float() * kept, exact * kept.roll(7))

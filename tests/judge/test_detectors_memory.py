@@ -350,7 +350,12 @@ def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything(
 
     monkeypatch.setattr(memory, "_without", without)
     monkeypatch.setattr(memory, "_count_launches", lambda program: 2)
-    monkeypatch.setattr(memory, "first_two", lambda trial: (None, None))
+    told = SimpleNamespace(reference=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
+    monkeypatch.setattr(memory, "first_two", lambda trial: (told, None))
     (check,) = ghost(SimpleNamespace(candidate=candidate(linear_relu())))  # type: ignore[arg-type]
     assert check.passed is passes, check
     assert len(set(fills)) == len(fills) > 1
+    told.reference.outputs = [torch.zeros(3), None]
+    (check,) = ghost(SimpleNamespace(candidate=candidate(linear_relu())))  # type: ignore[arg-type]
+    assert check.passed
+    assert "one number" in check.detail

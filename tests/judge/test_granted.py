@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from torch_cudal1.flat import Flat
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
 from torch_cudal1.judge.detectors import values
+from torch_cudal1.judge.detectors.parameters import _change
 from torch_cudal1.judge.detectors.values import compared
 from torch_cudal1.judge.granted import UsingRights, multiplies
-from torch_cudal1.judge.subject import Result
+from torch_cudal1.judge.subject import RegionSubject, Result
 from torch_cudal1.judge.trial import Sample
+from torch_cudal1.records import Contract, Region
 
 X, W, M = (torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((2, 8, 12, 12), (16, 8, 3, 3), (12, 24)))
 
@@ -110,3 +116,48 @@ def test_a_right_to_tf32_is_none_to_less() -> None:
     wrong = in_tf32()
     wrong[1, 3, 4, 4] += 0.5
     assert not judged(wrong, ("conv",)).passed
+
+
+@pytest.mark.parametrize(("rights", "passes"), [(("conv",), True), ((), False)])
+def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(rights: tuple[str, ...], passes: bool) -> None:
+    """Eager's own change is fp32's; a candidate in TF32 reproduces it within TF32's error."""
+
+    def granted(inputs: Any) -> Any:
+        with UsingRights(rights):
+            return [convolved(*inputs)] if rights else None
+
+    def sample(w: torch.Tensor) -> tuple[Sample, list[torch.Tensor | None]]:
+        with UsingRights(("conv",)):
+            ours = convolved(X.flip(1), w.flip(1), M)
+        exact = [convolved(X.double(), w.double(), M.double())]
+        eager = Result([convolved(X, w, M)], [None])
+        return Sample("s", "normal", [X, w, M], lambda inputs: eager, lambda inputs: exact), [ours]
+
+    trial: Any = SimpleNamespace(subject=SimpleNamespace(granted=granted))
+    found = _change(trial, sample(W), sample(W * 1.3), 0)
+    assert found is not None
+    assert found.seen
+    assert (found.error <= found.limit) is passes
+
+
+def test_a_region_of_convolutions_tells_what_its_rights_are_worth() -> None:
+    region = lower_one(Convolution(), (X, W))
+    coarse = RegionSubject(region, Contract("match", ("conv",)), torch.device("cpu")).granted([X, W])
+    assert coarse is not None
+    assert coarse[0] is not None
+    assert 1e-4 < loss(coarse[0], F.conv2d(X.double(), W.double())) < 1e-3
+    for contract in (Contract("match", ("matmul",)), Contract("strict", ("conv",)), Contract()):
+        assert RegionSubject(region, contract, torch.device("cpu")).granted([X, W]) is None
+
+
+class Convolution(nn.Module):
+    """The operator alone."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w)
+
+
+def lower_one(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Region:
+    with torch.no_grad():
+        (graph,) = trace(Flat(module, inputs, {}), list(inputs)).graphs
+    return lower(graph.module, static=graph.static, name="one").region

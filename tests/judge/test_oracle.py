@@ -70,3 +70,24 @@ def test_integers_pass_through_and_strides_are_kept() -> None:
 def test_what_reads_bits_has_no_float64_result() -> None:
     program = Program((spec(4),), (op("aten.view.dtype", V(0), torch.int32, out=1),), (1,))
     assert isinstance(exact_outputs(program, [torch.ones(4)], CPU), Infeasible)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> None:
+    vectors = (V(1), V(2)) if affine else (None, None)
+    step = Aten("aten.native_group_norm.default", (V(0), *vectors, 2, 6, 35, 3, 1e-5), (), (3, 4, 5), many=True)
+    program = Program((spec(2, 6, 5, 7), spec(6), spec(6)), (step,), (3, 4, 5))
+    x, weight, bias = torch.randn(2, 6, 5, 7) + 2, torch.randn(6), torch.randn(6)
+    wide = [x.double(), *((weight.double(), bias.double()) if affine else (None, None))]
+    wanted = torch.ops.aten.native_group_norm(*wide, 2, 6, 35, 3, 1e-5)
+    exact = exact_outputs(program, [x, weight, bias], CPU)
+    assert not isinstance(exact, Infeasible)
+    for ours, theirs in zip(exact, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if affine:
+        weight[1] = float("inf")
+        exact = exact_outputs(program, [x, weight, bias], CPU)
+        assert not isinstance(exact, Infeasible)
+        assert exact[0] is not None
+        assert exact[0][:, 1].isinf().all()
+        assert not exact[0].isnan().any()

@@ -1,7 +1,8 @@
 """The float64 run of a reference Program: what the region would yield without rounding.
 
 Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused attention, which has no float64
-kernel, is computed by its formula. It runs in the judge's own process and never sees a candidate.
+kernel, is computed by its formula, and so is group norm, whose kernels turn an infinite weight into a difference of infinities. It
+runs in the judge's own process and never sees a candidate.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
         return {step.outs[0]: _attention(bound)}
+    if name == "native_group_norm":
+        bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
+        return dict(zip(step.outs, _group_norm(bound), strict=True))
     args = [_widened(arg, values, device) for arg in step.args]
     kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
@@ -141,6 +145,22 @@ def _widened(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
     if isinstance(arg, tuple):
         return [_widened(item, values, device) for item in arg]
     return fill(arg, values)
+
+
+def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x - mean) rstd weight + bias, in the order in which that is written; then the mean and rstd of each group."""
+    whole, groups = bound["input"], bound["group"]
+    parts = whole.reshape(bound["N"], groups, -1)
+    mean = parts.mean(-1)
+    deviation = parts - mean[..., None]
+    rstd = (deviation.square().mean(-1) + bound["eps"]).rsqrt()
+    out = (deviation * rstd[..., None]).reshape(whole.shape)
+    form = (1, -1, *(1,) * (whole.dim() - 2))
+    if bound["weight"] is not None:
+        out = out * bound["weight"].reshape(form)
+    if bound["bias"] is not None:
+        out = out + bound["bias"].reshape(form)
+    return out, mean, rstd
 
 
 def _attention(bound: Mapping[str, Any]) -> torch.Tensor:

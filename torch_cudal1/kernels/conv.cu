@@ -255,7 +255,7 @@ __device__ __noinline__ float summed_again(const float* x, const float* weights,
     for (int i = 0; i < z_count(rz) * y_count(ry) * x_count(rx); ++i) {
       const int tx = i % x_count(rx), ty = i / x_count(rx) % y_count(ry), tz = i / x_count(rx) / y_count(ry);
       const int gz = z / P_Z + LOW_Z + z_low(rz) + tz * STEP_Z, gy = y / P_Y + LOW_Y + y_low(ry) + ty * STEP_Y;
-      const int gx = at_x / P_X + LOW_X + x_low(rx) + tx * STEP_X;
+      const int gx = at_x / P_X + LOW_X + X_SHIFT + x_low(rx) + tx * STEP_X;
       if ((unsigned)gz >= IZ || (unsigned)gy >= IY || (unsigned)gx >= IX) continue;
       sum = fmaf(__ldg(x + c * (i64)XS_C + gz * XS_Z + gy * XS_Y + gx),
                  __ldg(weights + oc * WS_OC + c * WS_C + (z_index(rz) + tz * WK_Z) * WS_Z + (y_index(ry) + ty * WK_Y) * WS_Y +

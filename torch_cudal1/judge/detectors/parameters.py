@@ -140,7 +140,14 @@ def _change(trial: Trial, old: tuple[Sample, Outputs], new: tuple[Sample, Output
         found = _told(ours, theirs, [None, None])
         if found is None or found.size > _PLAIN * found.result:
             return found
-    return _told(ours, theirs, [sample.exact_at(position) for sample, _ in (old, new)])
+    exact = [sample.exact_at(position) for sample, _ in (old, new)]
+    found = _told(ours, theirs, exact)
+    if found is not None and found.seen and found.error > found.limit:
+        granted = [trial.subject.granted(sample.inputs) for sample, _ in (old, new)]
+        used = [None if outputs is None else outputs[position] for outputs in granted]
+        if all(one is not None for one in used):  # eager may leave unused what it has a right to
+            found = _told(ours, used, exact)
+    return found
 
 
 def _told(ours: Outputs, theirs: Outputs, exact: Outputs) -> _Change | None:
