@@ -138,6 +138,7 @@ TRANSPOSED: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] =
     "stride 1": ({"padding": 1}, (1, 8, 7, 9), (8, 8, 3, 3)),
     "copied four at a time": ({}, (1, 8, 7, 40), (8, 8, 3, 3)),
     "stride and dilation of 2": ({"stride": 2, "padding": 1, "dilation": 2}, (1, 8, 7, 36), (8, 8, 3, 3)),
+    "a stride beyond the taps": ({"stride": 5, "padding": 1, "dilation": 2}, (1, 8, 5, 24), (8, 8, 3, 3)),
     "in every way": ({"stride": (2, 3), "padding": (1, 2), "dilation": (2, 1), "groups": 2}, (2, 16, 6, 7), (16, 8, 3, 5)),
 }
 

@@ -141,7 +141,11 @@ def _axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> Axis:
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
         classes.append(Class(len(taps), (rest + padding - taps[0] * dilation) // stride if taps else 0, taps[0] if taps else 0))
-    return Axis(size, out, 1, dilation // apart, -(stride // apart), tuple(classes))
+    step = dilation // apart
+    if all(c.count <= 1 for c in classes):  # nothing says how far apart taps are: as far as lets the classes share a grid
+        lows = [c.low for c in classes if c.count]
+        step = math.gcd(*(low - min(lows) for low in lows)) or 1
+    return Axis(size, out, 1, step, -(stride // apart), tuple(classes))
 
 
 def _flattened(conv: Convolution) -> Convolution:
