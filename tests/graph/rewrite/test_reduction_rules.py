@@ -174,3 +174,18 @@ def test_a_diagonal_multiplies_only_what_it_needs(fn: Fn, shapes: tuple[tuple[in
 )
 def test_other_diagonals_are_left_alone(fn: Fn) -> None:
     assert rewritten(fn, *draw((20, 30), (30, 20))).sites == {}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_vectors_that_cancel_are_taken_together_before_they_are_averaged(sign: int) -> None:
+    """A bias near 1 and nearly the same taken away again: apart, each average rounds, and that is all that is left of them."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (F.linear(x, w, b) - v if sign > 0 else F.linear(x, w, b) + v).mean(1)
+
+    x, w, b, v = draw((96, 33), (4096, 33), (4096,), (4096,))
+    inputs = [1e-4 * x, w, 1 + b, sign * (1 + b) + 1e-4 * v]
+    (found,) = run(rewritten(fn, *inputs).gm, *inputs)
+    exact = fn(*(t.double() for t in inputs))
+    error, eager = (float((t.double() - exact).square().mean().sqrt()) for t in (found, fn(*inputs)))
+    assert error <= eager

@@ -18,6 +18,7 @@ from torch_cudal1.graph.rewrite.reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,
+    Path,
     bounds,
     choose,
     finish,
@@ -34,6 +35,7 @@ __all__ = ["REDUCTION_RULES"]
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_ADDS = (aten.add.Tensor, aten.sub.Tensor)
 _GAIN = 1.3  # estimated cost before over after; below it the extra launches are not worth a try
 
 
@@ -125,6 +127,7 @@ def _push_linear(gm: fx.GraphModule) -> int:
         if reduction is None or path is None or product is None:
             continue
         with gm.graph.inserting_before(node):
+            product, path = _absorbed(gm.graph, product, path)
             last = len(product.seen) - 1 in path.dims
             value = (_over_columns if last else _over_rows)(gm.graph, product, path.dims, reduction.kind)
             value = _with_bias(gm.graph, product, value, path.dims, reduction.kind)
@@ -132,6 +135,21 @@ def _push_linear(gm: fx.GraphModule) -> int:
         replace(node, new)
         sites += 1
     return sites
+
+
+def _absorbed(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Product, Path]:
+    """Vectors that are added to the biased product, or taken from it, as one with the bias.
+
+    Two vectors that nearly cancel element by element have means that cancel in the end, when the digits are gone.
+    """
+    bias, steps, stops = product.bias, path.steps, path.stops
+    while bias is not None and steps and is_op(steps[0][0], *_ADDS) and steps[0][1] == 0:
+        node = steps[0][0]
+        other = node.args[1]
+        if not isinstance(other, fx.Node) or shape(other) != shape(bias):
+            break
+        bias, steps, stops = call(graph, node.target, bias, other), steps[1:], stops[1:]
+    return _Product(product.left, product.right, bias, product.seen), Path(path.root, path.dims, steps, stops)
 
 
 def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
