@@ -10,7 +10,7 @@ import pytest
 from tests.source.bundles import GPU, KEY, OTHER_KEY, bundle_of, filled
 from tests.source.conftest import CONTRACT, HERE, make_entry, program
 from torch_cudal1.place import cache_for
-from torch_cudal1.records import Candidate, Contract
+from torch_cudal1.records import TOLERANCE_VERSION, Candidate, Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.alias_file import call_name
@@ -84,7 +84,7 @@ def test_a_kernel_of_a_part_does_not_serve_a_whole(tmp_path: Path) -> None:
     [
         (Contract("strict"), "judged under precision 'strict'"),
         (Contract(assume_finite=True), "judged under precision 'match', assuming finite values"),
-        (Contract(version=1), "judged under tolerance version 1, this package asks for 2"),
+        (Contract(version=1), f"judged under tolerance version 1, this package asks for {TOLERANCE_VERSION}"),
     ],
 )
 def test_another_contract_does_not_count(tmp_path: Path, held: Contract, why: str) -> None:
