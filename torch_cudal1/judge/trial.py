@@ -307,11 +307,11 @@ class Trial:
         """Ask the child something about what sits in this trial's slot. Raises CandidateFailure."""
         return self.child.call(verb, slot=self.slot, **fields)
 
-    def fetched(self, verb: str, **fields: Any) -> tuple[dict[str, Any], Outputs]:
-        """As `told`, for a verb that writes tensors. Raises CandidateFailure."""
+    def fetched(self, verb: str, *, slot: str = "", **fields: Any) -> tuple[dict[str, Any], Outputs]:
+        """As `told` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
         path = self.child.new_file()
         with self.child.room(self._room):
-            answer = self.told(verb, path=str(path), **fields)
+            answer = self.child.call(verb, slot=slot or self.slot, path=str(path), **fields)
             try:
                 return answer, load_tensors(answer.get("layout") or [], path, self.device)
             except SandboxError as error:

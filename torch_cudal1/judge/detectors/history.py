@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.linalg import vector_norm
 
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import same_bits
@@ -165,12 +167,18 @@ def _one_changed(trial: Trial, base: Sample, what: str, *, last: bool, part: flo
         index = tuple(size - 1 if last else chance.randrange(size) for size in copy.shape)
         element = copy.as_strided((1,), (1,), sum(i * s for i, s in zip(index, copy.stride(), strict=True)))
         if part:
-            element += part * float(copy.double().square().mean().sqrt()) or part
+            element += part * _rms(copy) or part
         else:
             element.view(_BITS[copy.element_size()]).add_(1)
         return [copy if i == position else None for i in range(len(inputs))]
 
     return trial.derive(base, what, make)
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    """Without a copy of the whole in another type."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return float(vector_norm(tensor, dtype=wide)) / math.sqrt(tensor.numel())
 
 
 def _of_inputs(trial: Trial, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., list[torch.Tensor | None]]:

@@ -124,10 +124,8 @@ def _allocs_banded(trial: Trial, sample: Sample, positions: Sequence[int], detai
 def _banded(trial: Trial, sample: Sample, seed: int, positions: Sequence[int], slot: str) -> tuple[Check | None, Outputs]:
     """A failed check if a band or a fence changed, and the outputs."""
     holes = sorted({_extent_bytes(out) for out in sample.reference.outputs if out is not None} - {0})
-    path = trial.child.new_file()
-    fields: dict[str, Any] = {"inputs": sample.name, "seed": seed, "positions": list(positions), "holes": holes, "path": str(path)}
-    answer = trial.child.call("banded", slot=slot, **fields)
-    outputs = _complete(trial, trial._read(answer, path))
+    answer, outputs = trial.fetched("banded", slot=slot, inputs=sample.name, seed=seed, positions=list(positions), holes=holes)
+    outputs = _complete(trial, outputs)
     for index in positions:
         if answer["bands"].get(str(index)) != expected(seed + index):
             return Check("guard_band", False, detail=f"what lies beside input {index} was written to"), outputs
@@ -238,11 +236,9 @@ def _bits_alike(left: Outputs, right: Outputs) -> bool:
 def _without(trial: Trial, sample: Sample, byte: int, *, skip: int) -> Outputs:
     """The outputs with one launch left out (-1: none), fresh memory filled so that what it would have written differs."""
     _instrument(trial, skip=skip, fill=byte)
-    path = trial.child.new_file()
-    answer = trial.child.call("poisoned", slot=_SLOT, inputs=sample.name, byte=byte, deterministic=False, path=str(path))
-    outputs = _complete(trial, trial._read(answer, path))
+    _, outputs = trial.fetched("poisoned", slot=_SLOT, inputs=sample.name, byte=byte, deterministic=False)
     trial.child.call("forget", slot=_SLOT)
-    return outputs
+    return _complete(trial, outputs)
 
 
 def _count_launches(program: Program) -> int:
