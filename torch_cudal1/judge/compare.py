@@ -201,7 +201,7 @@ def _special_values(candidate: torch.Tensor, baseline: torch.Tensor, exact: torc
 
 def _mask_mismatch(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
     """NaN and Inf where eager has them; or what float64 has: a finite number that fits the type, an infinity where eager has a NaN
-    (fast convolutions meet an infinite weight with parts of numbers that have the other sign, and lose it).
+    (a fast formula may turn an infinite weight into a difference of infinities).
     """
     alike = (candidate.isnan() & baseline.isnan()) | (candidate == baseline)
     allowed = alike | (baseline.isfinite() & candidate.isfinite())

@@ -124,12 +124,12 @@ class RegionSubject:
 
     def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
         """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
-        rights = self.contract.rights if self.contract.precision == "match" else ()
+        held = self.contract.rights if self.contract.precision == "match" else ()
         names = (step.target.split(".")[1] for step in self.region.program.steps if isinstance(step, Aten))
-        if not any(multiplies(name, rights) for name in names):
+        if not any(multiplies(name, held) for name in names):
             return None
         try:
-            with torch.no_grad(), UsingRights(rights):
+            with rights.under(self.contract), torch.no_grad(), UsingRights(held):
                 return list(interpret(self.region.program, self.device)(inputs))
         except RuntimeError:  # no memory for rounded copies
             return None
