@@ -88,7 +88,7 @@ if [ "${PIPESTATUS[0]}" -ne 0 ]; then
     exit 1
 fi
 if [ -n "${ARCHIVE:-}" ]; then
-    (while sleep 15; do archive 2>/dev/null; done) &
+    (while sleep 15; do archive; done) >/dev/null 2>&1 & # whoever reads our output need not wait for its last sleep
     keeper=$!
 fi
 status=0
