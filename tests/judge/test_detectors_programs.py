@@ -13,6 +13,7 @@ from tests.judge.programs import V, candidate, linear_relu, op, spec, subject
 from torch_cudal1.judge.compare import compare, proven_ties
 from torch_cudal1.judge.detectors import Detector
 from torch_cudal1.judge.detectors.forms import dtypes, layouts, shapes
+from torch_cudal1.judge.detectors.history import call_history, repeat
 from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.modes import grad, mode, state_dict
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
@@ -225,3 +226,58 @@ def test_profiles_grow_and_ask_in_the_same_order() -> None:
     assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == ["fast", "fast", "strict"]
     with pytest.raises(ValueError, match="distributions"):
         replace(PROFILES["fast"], distributions=("no such",))
+
+
+CONVOLVED = Region(
+    Program(
+        (spec(4, 8, 14, 14), spec(16, 8, 3, 3), spec(16)),
+        (
+            op("aten.convolution.default", V(0), V(1), V(2), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, out=3),
+            op("aten.relu.default", V(3), out=4),
+        ),
+        (4,),
+    ),
+    ("input", "parameter", "parameter"),
+)
+
+
+def in_tf32() -> Program:
+    """Both operands rounded to 11 bits (Veltkamp's splitting; infinities as they are), then multiplied as ever."""
+    steps = []
+    for operand, first in ((0, 3), (1, 8)):
+        wide, rest, high, lost, whole = range(first, first + 5)
+        steps += [
+            op("aten.mul.Scalar", V(operand), 8193.0, out=wide),
+            op("aten.sub.Tensor", V(operand), V(wide), out=rest),
+            op("aten.add.Tensor", V(wide), V(rest), out=high),
+            op("aten.isnan.default", V(high), out=lost),
+            op("aten.where.self", V(lost), V(operand), V(high), out=whole),
+        ]
+    steps += [
+        op("aten.convolution.default", V(7), V(12), V(2), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, out=13),
+        op("aten.relu.default", V(13), out=14),
+    ]
+    return replace(CONVOLVED.program, steps=tuple(steps), outputs=(14,))
+
+
+@pytest.mark.parametrize(
+    ("contract", "passes"),
+    [
+        (Contract("match", ("conv",)), True),
+        (Contract("match", ("matmul",)), False),
+        (Contract("strict", ("conv",)), False),
+        (Contract(), False),
+    ],
+)
+def test_tf32_where_eager_leaves_that_right_unused_passes_every_detector_of_values_and_none_without_the_right(
+    child: Child, contract: Contract, passes: bool
+) -> None:
+    trial = Trial(subject(CONVOLVED, contract), candidate(in_tf32()), contract, CPU, child, profile=PROFILES["standard"])
+    trial.load("candidate", trial.candidate)
+    asked = (numerics, impostor, perturb, update_path, shapes, layouts, special, call_history, repeat)
+    checks = list(validate(trial, detectors=asked).checks)
+    trial.drop(*list(trial.samples.values()))
+    assert last(checks).passed is passes, last(checks)
+    assert any("makes no use" in check.detail for check in checks) is passes
+    if not passes:
+        assert last(checks).name == "numerics"
