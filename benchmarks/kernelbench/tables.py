@@ -206,11 +206,26 @@ def _search(group: Group) -> list[Table]:
         return []
     curve = tuning_curve(group.rows, OURS)
     reached = [[f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])] for limit in _CURVE_S]
-    note = f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}."
+    note = (
+        f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}.{_alone(group)}"
+    )
     return [
         won,
         Table("Speed-up against the best baseline if each search had stopped after", ("seconds", "geometric mean"), reached, note),
     ]
+
+
+def _alone(group: Group) -> str:
+    """What of that is not for the others: from rows that tell for how long they waited for the GPU's clock, and held it."""
+    told = [row for row in group.rows if "held" in row.get("gpu_s", {}) and row["ours"].get("tune_s") is not None]
+    if not told:
+        return ""
+    own = statistics.median(float(row["ours"]["tune_s"]) - float(row["gpu_s"]["waited"]) for row in told)
+    clock = statistics.median(float(row["gpu_s"]["held"]) for row in told)
+    return (
+        f" Without waiting for the GPU's clock median {own:.1f} ({len(told)} tasks that tell); that clock was held for {clock:.1f},"
+        " the measuring of all columns included."
+    )
 
 
 def _trouble(group: Group) -> Table:

@@ -85,6 +85,9 @@ def test_what_won_and_what_the_search_cost_is_told() -> None:
     text = markdown(ROWS)
     assert cells(text, "| softmax |") == ["softmax", "2", "1.414"]  # the wrong one was swapped too, and is worth 1.0
     assert "median 12.0, longest 12.0" in text
+    assert "clock" not in text[text.index("if each search had stopped") :][:400]
+    timed = markdown([{**one, "gpu_s": {"waited": 4.5, "held": 2.0}} for one in ROWS])
+    assert "Without waiting for the GPU's clock median 7.5 (3 tasks that tell); that clock was held for 2.0" in timed
     assert cells(text, "| 10 |")[1] == "1.000"
     assert cells(text, "| 20 |")[1] == "1.260"
 
