@@ -206,9 +206,8 @@ def _search(group: Group) -> list[Table]:
         return []
     curve = tuning_curve(group.rows, OURS)
     reached = [[f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])] for limit in _CURVE_S]
-    note = (
-        f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}.{_alone(group)}"
-    )
+    note = f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}."
+    note += _alone(group)
     return [
         won,
         Table("Speed-up against the best baseline if each search had stopped after", ("seconds", "geometric mean"), reached, note),
