@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.compile import build
 from torch_cudal1.kernels.conv_schedules import Schedule
 from torch_cudal1.kernels.lower import lower, propose
+from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.program.execute import prepare
 from torch_cudal1.program.model import Launch
 from torch_cudal1.program.nvrtc import nvrtc_status
 
@@ -230,3 +233,55 @@ def test_nonsense_is_refused() -> None:
         lower(program, cut(y=3, x=32, columns=8).proposal())
     with pytest.raises(NotLowerableError, match="divide"):
         lower(program, cut(y=4, x=32, columns=8, channels=5).proposal())
+
+
+def has_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+on_hopper = pytest.mark.skipif(not has_hopper(), reason="wgmma is sm_90's own: needs an H100 or H200")
+
+
+def on_gpu(function: Callable[..., Any], proposal: Proposal, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Three calls of the machine code, which must have the same bits; and the inputs where it read them."""
+    run = prepare(build(island(function, inputs), proposal, 90), torch.device("cuda"))
+    given = tuple(tensor.cuda() for tensor in inputs)
+    first, second, third = (run(given)[0] for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert torch.equal(first.nan_to_num(), second.nan_to_num())
+    assert torch.equal(first.nan_to_num(), third.nan_to_num())
+    return first, given
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("products", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu_too(name: str, products: int) -> None:
+    schedule, function, shapes = CASES[name]
+    inputs = tuple(normal(*shape) for shape in shapes)
+    got, given = on_gpu(function, replace(schedule, products=products).proposal(), inputs)
+    exact = function(*(tensor.double() for tensor in given))
+    assert (got.shape, got.stride()) == (exact.shape, exact.stride())
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("products", [1, 3])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_nan_beside_the_input_stays_out_of_it_on_a_gpu_too(name: str, products: int) -> None:
+    how, of_input, of_weight = TRANSPOSED[name]
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.relu(F.conv_transpose2d(x, w, **how))
+
+    x, w = normal(*of_input).abs(), normal(*of_weight)
+    w[0, 1, 0, 0], w[5, 3, 2, 1], w[-1, 6, 1, 2] = float("nan"), float("inf"), float("nan")
+    x[0, 2, 3, 4], x[0, 5, 0, 0] = float("nan"), float("inf")
+    got, given = on_gpu(function, cut(y=8, x=16, columns=8, products=products).proposal(), (x, w))
+    with torch.backends.cudnn.flags(enabled=False):  # kernels of PyTorch's own sum over what exists
+        plain = function(*given)
+    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-4, equal_nan=True)
