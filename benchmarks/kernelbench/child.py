@@ -139,9 +139,8 @@ def _prepare(bench: Bench, size: int | None) -> None:
 
 def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     """Everything from the second grant of memory on: the row."""
-    bench.line.memory(
-        None if size is None else _CONTEXTS_BYTES + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size))
-    )
+    contexts = _CONTEXTS_BYTES if bench.device.type == "cuda" else 0
+    bench.line.memory(None if size is None else contexts + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size)))
     module = bench.module
     assert module is not None
     inputs = make_inputs(bench.made, bench.device, 0)

@@ -103,7 +103,7 @@ def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: 
     assert row["columns"][EAGER]["us"] > 0
     assert row["columns"][EAGER]["host_us"] > 0
     line: Any = given.line
-    assert line.asked == [3000, 10_000]
+    assert line.asked == [3000, 30_000]
     measured = line.stages[line.stages.index("measure") :]
     assert measured[:3] == ["measure", "quiet", "loud"]
 
