@@ -36,7 +36,8 @@ from torch_cudal1.judge.gpu_lock import lock_seconds
 __all__ = ["Bench", "main"]
 
 # Times what a call takes: for compiling beside a process of the judge's that starts; for a search with its judge and all columns
-# side by side (8.1 seen on an H200). Of a large one fewer inputs and results are held: the judge races none of it in a graph.
+# side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a call is: input sets are kept up to a share of the GPU, and of a
+# large one fewer inputs and results are held: the judge races none of it in a graph).
 _COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 30.0, 5.0
 _CONTEXTS_BYTES, _SETS_BYTES = 3 << 30, 16 << 30  # of the processes of a task; at most what input sets take that are kept
 _LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory

@@ -146,18 +146,20 @@ TRANSPOSED: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] =
 }
 
 
+def with_specials(name: str) -> tuple[Callable[..., Tensor], Tensor, Tensor]:
+    """A transposed convolution, an input and a weight with NaN and infinity in both."""
+    how, of_input, of_weight = TRANSPOSED[name]
+    x, w = normal(*of_input).abs(), normal(*of_weight)
+    w[0, 1, 0, 0], w[5, 3, 2, 1], w[-1, 6, 1, 2] = float("nan"), float("inf"), float("nan")
+    x[0, 2, 3, 4], x[0, 5, 0, 0], x[-1, -1, -1, -1] = float("nan"), float("inf"), float("nan")
+    return (lambda x, w: F.relu(F.conv_transpose2d(x, w, **how))), x, w
+
+
 @needs_compiler
 @pytest.mark.parametrize("products", [1, 3])
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_beside_the_input_a_transposed_convolution_has_no_products(name: str, products: int, tmp_path: Path) -> None:
-    how, of_input, of_weight = TRANSPOSED[name]
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return F.relu(F.conv_transpose2d(x, w, **how))
-
-    x, w = normal(*of_input).abs(), normal(*of_weight)
-    w[0, 1, 0, 0], w[5, 3, 2, 1], w[-1, 6, 1, 2] = float("nan"), float("inf"), float("nan")
-    x[0, 2, 3, 4], x[0, 5, 0, 0], x[-1, -1, -1, -1] = float("nan"), float("inf"), float("nan")
+    function, x, w = with_specials(name)
     (got,) = run_on_cpu(island(function, (x, w)), cut(y=8, x=16, columns=8, products=products).proposal(), (x, w), tmp_path)
     with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
         plain = function(x, w)
@@ -273,14 +275,7 @@ def test_on_a_gpu_too(name: str, products: int) -> None:
 @pytest.mark.parametrize("products", [1, 3])
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_nan_beside_the_input_stays_out_of_it_on_a_gpu_too(name: str, products: int) -> None:
-    how, of_input, of_weight = TRANSPOSED[name]
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return F.relu(F.conv_transpose2d(x, w, **how))
-
-    x, w = normal(*of_input).abs(), normal(*of_weight)
-    w[0, 1, 0, 0], w[5, 3, 2, 1], w[-1, 6, 1, 2] = float("nan"), float("inf"), float("nan")
-    x[0, 2, 3, 4], x[0, 5, 0, 0] = float("nan"), float("inf")
+    function, x, w = with_specials(name)
     got, given = on_gpu(function, cut(y=8, x=16, columns=8, products=products).proposal(), (x, w))
     with torch.backends.cudnn.flags(enabled=False):  # kernels of PyTorch's own sum over what exists
         plain = function(*given)

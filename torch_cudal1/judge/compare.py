@@ -18,6 +18,7 @@ from torch_cudal1.judge.spread import Results, Spread, all_finite, beyond, flat_
 __all__ = [
     "EAGERS_OWN",
     "Comparison",
+    "all_same_bits",
     "compare",
     "grossly_equal",
     "is_nearer",
@@ -117,6 +118,11 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     return torch.equal(_bytes(left), _bytes(right))
+
+
+def all_same_bits(left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]) -> bool:
+    """`same_bits` of every output of two calls."""
+    return all(same_bits(a, b) for a, b in zip(left, right, strict=True))
 
 
 def same_numbers(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["UsingRights", "multiplies"]
+__all__ = ["UsingRights", "multiplies", "to_tf32"]
 
 # operator -> op class, positions of the operands that are multiplied
 _OPERANDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -39,7 +39,7 @@ class UsingRights(TorchDispatchMode):
         name, given = func.overloadpacket.__name__, list(args)
         if multiplies(name, self._rights):
             for position in _OPERANDS[name][1]:
-                given[position] = _rounded(given[position])
+                given[position] = to_tf32(given[position])
         return func(*given, **(kwargs or {}))
 
 
@@ -48,7 +48,7 @@ def multiplies(name: str, rights: Collection[str]) -> bool:
     return name in _OPERANDS and _OPERANDS[name][0] in rights
 
 
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     """To the nearest of TF32's numbers, halves away from zero, as `cvt.rna.tf32.f32` does; other dtypes as they are."""
     if tensor.dtype != torch.float32:
         return tensor

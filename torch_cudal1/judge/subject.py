@@ -131,7 +131,7 @@ class RegionSubject:
         try:
             with rights.under(self.contract), torch.no_grad(), UsingRights(held):
                 return list(interpret(self.region.program, self.device)(inputs))
-        except RuntimeError:  # no memory for rounded copies
+        except torch.OutOfMemoryError:  # for rounded copies
             return None
 
     def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:

@@ -10,11 +10,11 @@ import torch
 from torch.linalg import vector_norm
 
 from torch_cudal1.judge.channel import storage_extent
-from torch_cudal1.judge.compare import same_bits
+from torch_cudal1.judge.compare import all_same_bits
 from torch_cudal1.judge.detectors.agreement import Agreement, agreement, summed_up, tried
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
-from torch_cudal1.judge.subject import Outputs, Result
+from torch_cudal1.judge.subject import Result
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
 
@@ -131,8 +131,8 @@ def _aged(trial: Trial, first: Sample) -> list[Agreement | None]:
     found = [
         _agreement(trial, sample, result, "in a fresh process") for sample, result in zip((other, first), results[-2:], strict=True)
     ]
-    stuck = flips and all(_same(outputs, aged[0]) for outputs in aged[1:])
-    if stuck and not _same(results[0].outputs, aged[0]):
+    stuck = flips and all(all_same_bits(outputs, aged[0]) for outputs in aged[1:])
+    if stuck and not all_same_bits(results[0].outputs, aged[0]):
         found.append(Agreement("one bit of one element flipped", "the result is an earlier call's, a fresh process yields another"))
     trial.drop(*flips)
     return list(found)
@@ -145,7 +145,7 @@ def _flips(trial: Trial, first: Sample) -> list[Sample]:
         sample = _one_changed(trial, first, f"flip {number}", last=False, part=0.0)
         if sample is None or len(found) == _FLIPS:
             break
-        if _same(sample.reference.outputs, first.reference.outputs):
+        if all_same_bits(sample.reference.outputs, first.reference.outputs):
             trial.drop(sample)
         else:
             found.append(sample)
@@ -198,20 +198,16 @@ def _scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return scale
 
 
-def _same(left: Outputs, right: Outputs) -> bool:
-    return all(same_bits(a, b) for a, b in zip(left, right, strict=True))
-
-
 def repeat(trial: Trial) -> list[Check]:
     """The same inputs give the same bits, run after run; a candidate may vary only where eager does."""
     first, _ = first_two(trial)
     size = sum(t.numel() * t.element_size() for t in first.reference.outputs if t is not None)
     runs = max(3, min(trial.profile.repeats, _MOST_BYTES // max(size, 1)))
     known = trial.run(first).outputs
-    different = sum(not _same(known, trial.run(first).outputs) for _ in range(runs - 1))
+    different = sum(not all_same_bits(known, trial.run(first).outputs) for _ in range(runs - 1))
     if not different:
         return [Check("repeat", True, 0.0, 0.0, f"{runs} runs, equal bits")]
     own = [trial.subject.eager(first.inputs).outputs for _ in range(4)]
-    varies = any(not _same(first.reference.outputs, other) for other in own)
+    varies = any(not all_same_bits(first.reference.outputs, other) for other in own)
     detail = f"bits differ in {different} of {runs - 1} runs, eager's do {'too' if varies else 'not'}"
     return [Check("repeat", varies, float(different), 0.0, detail)]

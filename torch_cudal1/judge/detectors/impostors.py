@@ -16,6 +16,7 @@ import torch
 
 from torch_cudal1.judge.compare import compare
 from torch_cudal1.judge.detectors.agreement import Agreement, pair_of, tried
+from torch_cudal1.judge.granted import to_tf32
 from torch_cudal1.judge.inputs import DISTRIBUTIONS
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
 from torch_cudal1.judge.trial import Sample, Trial
@@ -132,8 +133,7 @@ def _rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]
     for dtype in (torch.bfloat16, torch.float16):
         yield f"eager's result rounded to {str(dtype).removeprefix('torch.')}", expected.to(dtype).to(expected.dtype), False
     if expected.dtype == torch.float32:
-        bits = expected.contiguous().view(torch.int32)
-        yield "eager's result rounded to TF32", ((bits + 0x1000) & ~0x1FFF).view(torch.float32), False
+        yield "eager's result rounded to TF32", to_tf32(expected), False
 
 
 def _damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:

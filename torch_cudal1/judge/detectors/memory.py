@@ -16,7 +16,7 @@ import torch
 
 from torch_cudal1.judge.bands import HOLES, SOLID, expected, expected_fence
 from torch_cudal1.judge.channel import storage_extent
-from torch_cudal1.judge.compare import same_bits
+from torch_cudal1.judge.compare import all_same_bits, same_bits
 from torch_cudal1.judge.detectors.values import compared, first_two
 from torch_cudal1.judge.guard_pages import OUT_OF_MEMORY, SIDES, Side
 from torch_cudal1.judge.pair import SourceCandidate
@@ -47,17 +47,18 @@ def poison(trial: Trial) -> list[Check]:
         if unwritten:
             detail = f"{unwritten} bytes of output {position} follow what fresh memory was filled with: nothing wrote them"
             return [Check("poison", False, float(unwritten), 0.0, detail)]
-        if _bits_alike(first, _poisoned(trial, sample, one)[0]):
+        if all_same_bits(first, _poisoned(trial, sample, one)[0]):
             return [Check("poison", False, detail=f"output {position} depends on what fresh memory was filled with")]
     third, _ = _poisoned(trial, sample, None)
+    detail = "3 fillings of fresh memory" if shown else "NaN in fresh memory; it could not be filled with bytes here"
     for outputs, what in ((first, f"bytes {one:#04x}"), (third, "NaN")):
         wrong = [position for position, comparison in compared(trial, sample, outputs) if not comparison.passed]
         if wrong and outputs is third and _wrong_whatever_fills(trial, sample, third, other):
+            detail += "; the values under NaN are those of PyTorch's deterministic algorithms, and were not weighed"
             continue
         if wrong:
             return [Check("poison", False, detail=f"output {wrong[0]} is wrong when fresh memory is filled with {what}")]
     sample.forget_exact()
-    detail = "3 fillings of fresh memory" if shown else "NaN in fresh memory; it could not be filled with bytes here"
     return [Check("poison", True, 0.0, 0.0, detail)]
 
 
@@ -68,7 +69,7 @@ def _wrong_whatever_fills(trial: Trial, sample: Sample, filled: Outputs, byte: i
     """
     if isinstance(trial.candidate, SourceCandidate):
         return False
-    return _bits_alike(filled, _poisoned(trial, sample, byte, deterministic=True)[0])
+    return all_same_bits(filled, _poisoned(trial, sample, byte, deterministic=True)[0])
 
 
 def _poisoned(trial: Trial, sample: Sample, byte: int | None, *, deterministic: bool = False) -> tuple[Outputs, bool]:
@@ -98,9 +99,9 @@ def guard_band(trial: Trial) -> list[Check]:
     checks = [found for found, _ in runs if found]
     if checks:
         return checks[:1]
-    if not all(same_bits(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True)):
+    if not all_same_bits(runs[0][1], runs[1][1]):
         again = _banded(trial, sample, seeds[0], positions, trial.slot)[1]
-        if all(same_bits(a, b) for a, b in zip(runs[0][1], again, strict=True)):
+        if all_same_bits(runs[0][1], again):
             return [Check("guard_band", False, detail="a result depends on what lies beside the inputs")]
     detail = f"{len(positions)} inputs between bands"
     if isinstance(trial.candidate, SourceCandidate) or not trial.candidate.program.launches:
@@ -220,17 +221,13 @@ def ghost(trial: Trial) -> list[Check]:
     tried = sorted(random.SystemRandom().sample(range(launches), min(launches, _GHOSTS)))
     for number in tried:
         without = (_without(trial, sample, byte, skip=number) for byte in fills)
-        if all(same_bits(a, b) for outputs in without for a, b in zip(whole, outputs, strict=True)):
+        if all(all_same_bits(whole, outputs) for outputs in without):
             return [Check("ghost", False, float(number), detail=f"no output changes when launch {number} is left out")]
     return [Check("ghost", True, float(len(tried)), detail=f"{len(tried)} of {launches} launches left out in turn: outputs change")]
 
 
 def _is_one_number(tensor: torch.Tensor) -> bool:
     return not tensor.numel() or bool((tensor == tensor.reshape(-1)[0]).all())
-
-
-def _bits_alike(left: Outputs, right: Outputs) -> bool:
-    return all(same_bits(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _without(trial: Trial, sample: Sample, byte: int, *, skip: int) -> Outputs:
