@@ -15,6 +15,7 @@ import torch
 from torch_cudal1 import native
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.program import addresses, driver
+from torch_cudal1.program.as_eager import as_eager
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, Step, Value, step_outs
 
@@ -63,6 +64,7 @@ def compile_program(program: Program, device: torch.device, *, load: Load | None
     constants = [tensor.to(device) for tensor in _constants(program)]
     flat = _Flat(len(program.inputs), constants, values=len(program.inputs) + len(constants))
     outputs = _inline(program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values)))
+    flat.steps = as_eager(flat.steps, [*outputs, *(index for step in flat.steps for index in used_values(_as_step(step)))])
     loaded = [(load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None for s in flat.steps]
     kernels = [one for one in loaded if one is not None]
     found = addresses.launch_addresses(kernels[0]) if kernels else None

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import observe
+from torch_cudal1.program.as_eager import as_eager
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, used_values
 from torch_cudal1.program.compiled import NotCompiled, compile_program
@@ -37,18 +38,21 @@ def prepare(program: Program, device: torch.device) -> Runner:
         runner: Runner = compiled
         return runner
     observe.record("program", "interpreted", reason=compiled.reason)
-    return _prepare(program, device, _driver_launcher)
+    read = [*program.outputs, *(index for step in program.steps for index in used_values(step))]
+    return _prepare(program, as_eager(program.steps, read), device, _driver_launcher)
 
 
 def interpret(program: Program, device: torch.device, *, launcher: Launcher | None = None) -> Runner:
-    """The same in plain Python. `launcher` turns a launch step into a callable; by default the CUDA driver (`program.driver`)."""
+    """The same in plain Python, with the operators that are named. `launcher` makes a launch step a callable; by default the CUDA
+    driver (`program.driver`).
+    """
     check_program(program)
-    return _prepare(program, device, launcher or _driver_launcher)
+    return _prepare(program, program.steps, device, launcher or _driver_launcher)
 
 
-def _prepare(program: Program, device: torch.device, launcher: Launcher) -> Runner:
+def _prepare(program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher) -> Runner:
     constants = [program.payloads[name].to(device) for name in program.constants]
-    actions = [_action(step, program, device, launcher) for step in program.steps]
+    actions = [_action(step, program, device, launcher) for step in steps]
     dying = _dying_values(program)
     plan = list(zip(actions, dying, strict=True))
     size, outputs = program.value_count, program.outputs
@@ -96,7 +100,7 @@ def _alloc_action(step: Alloc, device: torch.device) -> _Action:
 
 
 def _call_action(step: Call, device: torch.device, launcher: Launcher) -> _Action:
-    callee, args, outs = _prepare(step.program, device, launcher), step.args, step.outs
+    callee, args, outs = _prepare(step.program, step.program.steps, device, launcher), step.args, step.outs
 
     def run(values: Values) -> None:
         for out, result in zip(outs, callee([values[index] for index in args]), strict=True):
