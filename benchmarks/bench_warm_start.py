@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -38,6 +39,7 @@ __all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = tuple(STARTS)
 _OPTIONS = ("models", "contenders", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")
+_TOLD = 600  # characters of what ended a process
 _NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
 
@@ -81,10 +83,13 @@ def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
     return ""
 
 
-def fallen_back(warm: Sequence[Mapping[str, int]]) -> str:
-    """Whether a warm process of this package ran a baseline because something of ours failed; empty if not."""
-    count = max((counters.get("fallbacks", 0) for counters in warm), default=0)
-    return f"a warm process fell back to its baseline {count} times" if count else ""
+def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
+    """Whether a warm process of this package ran a baseline because something of ours failed, and what; empty if not."""
+    worst = max(warm, key=lambda run: int(run["counters"].get("fallbacks", 0)), default=None)
+    if worst is None or not (count := worst["counters"].get("fallbacks", 0)):
+        return ""
+    why = "; ".join(decision for decision in worst["decisions"] if " fallback " in decision)
+    return f"a warm process fell back to its baseline {count} times: {why}"
 
 
 def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
@@ -166,7 +171,7 @@ def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start
     reason = next((run["reason"] for run in runs if not run["verified"]), "")
     if not reason and contender.startswith("cudal1"):
         counters = [run["counters"] for run in warm]
-        reason = judge_counters(cold["counters"], counters) or fallen_back(counters)
+        reason = judge_counters(cold["counters"], counters) or fallen_back(warm)
     return Start(
         model,
         contender,
@@ -226,11 +231,16 @@ def _spawn(args: argparse.Namespace, what: tuple[str, str], state: str, scratch:
     finally:
         kill_group(process)
     if process.returncode:
-        raise _ChildFailed(
-            f"{state} process ended with code {process.returncode}: {(errors.strip().splitlines() or [''])[-1][:300]}"
-        )
+        raise _ChildFailed(f"{state} process ended with code {process.returncode}: {_gist(errors)}")
     answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return answer
+
+
+def _gist(errors: str) -> str:
+    """The last line that names an exception, else the last one: advice may stand behind it."""
+    lines = errors.strip().splitlines() or [""]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed)\b", line)]
+    return (named or lines)[-1][:_TOLD]
 
 
 def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:

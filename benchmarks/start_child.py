@@ -95,11 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told() -> tuple[dict[str, int], list[str]]:
-    """The package's counters, and its events of judging and swapping."""
+    """The package's counters, and its events of judging, swapping and falling back."""
     import cudal1
 
     report = cudal1.report()
-    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture")]
+    decided = [event for event in report.events if event.stage in ("judge", "swap", "capture") or event.what == "fallback"]
     return dict(report.counters), [f"{event.stage} {event.what} {dict(event.facts)}"[:_TOLD] for event in decided]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 import torch_cudal1
 from tests.entries import plant_compiled, shifted
@@ -105,6 +106,44 @@ def test_ten_training_steps_with_batch_norm_and_dropout_end_where_eager_ends(x, 
             optimizer.step()
     torch.testing.assert_close(net.state_dict(), twin.state_dict())
     assert (runs.forward, runs.backward) == (10, 10)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path) -> Iterator[None]:
+    """Inductor's folder is empty, and nothing that it would compile with is there."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(tmp_path / "no-compiler"))}):
+        yield
+
+
+def test_where_inductor_has_no_compiler_eager_runs_and_the_reason_is_told(x, no_compiler, tmp_path):
+    net = Net()
+    served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
+    with torch.no_grad():
+        assert torch.equal(served(x), net(x))
+    (found,) = [event for event in observe.report().events if event.what == "fallback"]
+    assert found.stage == "inductor"
+    assert "no-compiler" in str(found.facts["reason"])
+    torch.testing.assert_close(step(net, x, served), step(net, x))
+
+
+def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_for_theirs(x, inductor, monkeypatch, tmp_path):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise InductorError(RuntimeError("not this one"), None)
+
+    net = Net()
+    with torch.no_grad():
+        plant_compiled(lambda f: f(x), net, tmp_path)
+        monkeypatch.setattr("torch_cudal1.graph.swap.build", refuse)
+        served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
+        assert torch.equal(served(x), net(x))
+    assert [event.stage for event in observe.report().events if event.what == "fallback"] == ["backend"]
+    assert inductor.patches == [{}]
+
+
+def test_strict_callers_get_inductor_s_failure(x, no_compiler, tmp_path):
+    with pytest.raises(BackendCompilerFailed, match="no-compiler"), torch.no_grad():
+        ours(Net(), tmp_path, options={"on_miss": "baseline"})(x)
 
 
 def test_every_piece_between_graph_breaks_is_served(x, runs, tmp_path):
@@ -359,6 +398,7 @@ def test_a_failure_at_run_time_ends_in_the_user_s_own_operators(x, monkeypatch, 
 def test_a_failure_of_inductor_itself_is_not_taken_for_ours(x, monkeypatch, tmp_path):
     tries: list[int] = []
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *args, **kwargs: tries.append(1) or boom())
-    with pytest.raises(BackendCompilerFailed, match="ours"):
-        ours(Net(), tmp_path, options={"strictness": "silent"})(x)
-    assert (len(tries), observe.report().counters.get("fallbacks", 0)) == (1, 0)
+    net = Net()
+    assert torch.equal(ours(net, tmp_path, options={"strictness": "silent"})(x), net(x))
+    assert [event.stage for event in observe.report().events if event.what == "fallback"] == ["inductor"]
+    assert len(tries) == 1

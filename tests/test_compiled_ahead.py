@@ -59,6 +59,7 @@ import torch
 from torch_cudal1 import compiled_ahead
 from torch_cudal1.place import place_for
 from torch_cudal1.settings import Settings
+from torch_cudal1.stand_in import linkage_told
 from triton.runtime.build import compile_module_from_src
 
 SOURCE = '''
@@ -68,9 +69,9 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0, 0, 0, 0
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "stub", "", -1, methods, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&module); }
 '''
-place = place_for(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=True))
+place = place_for(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=os.environ["FILES"] == "true"))
 place = dataclasses.replace(place, device=torch.device("cuda", 0))
-with compiled_ahead.ready(["region"], place):
+with compiled_ahead.ready(["region"], place), linkage_told(place.device):
     print(compile_module_from_src(SOURCE, "stub").answer())
 if sys.argv[2:]:
     print(compiled_ahead.store(["region"], Path(sys.argv[2]), place))
@@ -176,9 +177,9 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
         pytest.skip("no program `file` here")
     (tmp_path / "none").mkdir()
 
-    def built(programs: Path, inductor: Path, *more: str, **variables: str) -> list[str]:
+    def built(programs: Path, inductor: Path, *more: str, files: str = "true", **variables: str) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCH_CUDAL1_", "CC"))}
-        environment |= {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(inductor), **variables}
+        environment |= {"PATH": str(programs), "TORCHINDUCTOR_CACHE_DIR": str(inductor), "FILES": files, **variables}
         command = [sys.executable, "-c", BUILD, str(tmp_path / "cache"), *more]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent.parent
@@ -189,6 +190,8 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
     made = tmp_path / "made"
     assert built(tools, made, str(made), TRITON_CACHE_DIR=str(made / compiled_ahead.TRITON)) == ["42", ""]
     assert built(tmp_path / "none", tmp_path / "inductor") == ["42"]
+    # and so does one beside the very folder that was filled, for which nothing was stored
+    assert built(tmp_path / "none", made, files="false", TRITON_CACHE_DIR=str(made / compiled_ahead.TRITON)) == ["42"]
 
 
 @pytest.mark.gpu

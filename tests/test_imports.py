@@ -25,6 +25,7 @@ GROUND = (
     "explanation",
     "kernelbench",
     "version",
+    "stand_in",
     "program",
 )
 FLOW = (*GROUND, "kernels", "graph", "source", "judge", "admission", "pipeline")
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "double_backward": ("flat", "guard"),
     "flat": ("errors",),
     "fast": ("native", "switch"),
-    "program": ("collector", "errors", "native", "observe", "records"),
+    "program": ("collector", "errors", "native", "observe", "records", "stand_in"),
     "records": ("program",),
     "machine": ("records", "settings", "version"),
     "kernels": GROUND,
@@ -81,6 +82,7 @@ MAY_IMPORT = {
     "forms": (),
     "recording": (*FLOW, "forms"),
     "recorded": (*FLOW, "forms", "recording", "targets"),
+    "stand_in": ("settings",),
     "compiled_ahead": (*GROUND, "source", "place"),
     "binding": (*FLOW, "place", "compiled_ahead", "double_backward", "fast", "flat", "shadow", "ranks", "trial_step"),
     "trial_step": (),

@@ -1,7 +1,8 @@
 """`torch.compile(model, backend="cudal1")`: Dynamo's graphs in, the best known callable out.
 
 Where nothing beats Inductor, Inductor compiles the user's graph exactly as `torch.compile` would, with its own caches. Where an
-entry wins, the graph is captured with AOTAutograd and each ATen graph gets its choice. Any failure of ours ends in plain Inductor.
+entry wins, the graph is captured with AOTAutograd and each ATen graph gets its choice. Any failure of ours ends in plain Inductor,
+and where that cannot compile (a machine without a compiler), in eager: a reason is recorded and logged either way.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def cudal1(
 def _best(
     gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, inductor_options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """The best known callable; plain Inductor where anything of ours fails."""
+    """The best known callable; plain Inductor where anything of ours fails, and eager where that fails too."""
     try:
         ours = _ours(gm, example_inputs, settings, inductor_options)
     except CacheMissError:
@@ -64,14 +65,24 @@ def _best(
             raise
         observe.fallback("backend", error, strictness=settings.strictness)
         ours = None
-    return ours or _inductor(gm, example_inputs, inductor_options)
+    return ours or _inductor_or_eager(gm, example_inputs, inductor_options, settings.strictness)
+
+
+def _inductor_or_eager(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], strictness: str) -> Callable[..., Any]:
+    try:
+        return _inductor(gm, inputs, options)
+    except Exception as error:  # as above: no compiler, no room for its files, or a graph that it cannot do
+        if _is_control_flow(error):
+            raise
+        observe.fallback("inductor", error, strictness=strictness)
+        return gm.forward
 
 
 def _is_control_flow(error: Exception) -> bool:
     """Whether this is Dynamo talking to itself, such as "start over with this number as a tensor"."""
-    from torch._dynamo.exc import TorchDynamoException  # loads Triton, so only where something was raised
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException  # load Triton, so only where something was raised
 
-    return isinstance(error, TorchDynamoException)
+    return isinstance(error, TorchDynamoException) and not isinstance(error, BackendCompilerFailed)
 
 
 def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
@@ -303,10 +314,14 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Exactly what torch.compile does: same function, same options, same caches."""
+    from torch_cudal1.machine import device_of
+    from torch_cudal1.stand_in import linkage_told
+
     with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
-    return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))
+    with linkage_told(device_of(list(inputs))):
+        return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))
 
 
 def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:

@@ -22,7 +22,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,16 +32,16 @@ import torch
 from torch_cudal1 import observe
 from torch_cudal1.place import Place
 from torch_cudal1.records import Miss
-from torch_cudal1.settings import path_with, triton_folder
+from torch_cudal1.settings import triton_folder
 from torch_cudal1.source.inductor_files import pack, unpack
 from torch_cudal1.source.store import NotStored
+from torch_cudal1.stand_in import on_path
 
 __all__ = ["TRITON", "compiler_here", "inductor_options", "ready", "store"]
 
 TRITON = "triton/0/"  # below Inductor's folder, of the device that a start of one target uses
 _COMPILER = "g++"  # what Inductor asks for by default; its versions are part of what a compiled file is called
 _ASKED = ("--version", "-v")
-_LINKAGE = "file"  # what Python asks for the format of its own program, and Triton Python: the answer is in Triton's file names
 _lock = threading.RLock()
 _known: set[str] = set()  # what this process has put in place, or could not
 _STAND_IN = """#!{python} -SE
@@ -52,9 +51,6 @@ if told is None:
     sys.exit("this machine has no C++ compiler, and what is asked for was not compiled ahead")
 sys.stdout.buffer.write(base64.b64decode(told[0]))
 sys.stderr.buffer.write(base64.b64decode(told[1]))
-"""
-_SAYS_LINKAGE = """#!{python} -SE
-print("ELF {bits}-bit LSB shared object")
 """
 
 
@@ -70,7 +66,7 @@ def ready(keys: Sequence[str], place: Place) -> Iterator[None]:
         yield
         return
     name = _name(keys, place)
-    with _lock, _linkage_told(place.device):
+    with _lock:
         value = place.alias(name)
         if isinstance(value, Miss):
             if value.reason != "absent":
@@ -131,37 +127,11 @@ def _put_in_place(files: Any, keys: Sequence[str], device: torch.device) -> None
 
 
 @contextlib.contextmanager
-def _linkage_told(device: torch.device) -> Iterator[None]:
-    """Where this machine has no program `file`: one on PATH that says what it says of any Python on Linux.
-
-    Triton's names for its driver library and launchers contain `platform.architecture()`. Without `file` that is ("64bit", ""), so
-    what was built under ("64bit", "ELF") would not be found, and a C compiler asked for. The same holds when files are made.
-    """
-    if device.type != "cuda" or shutil.which(_LINKAGE):
-        yield
-        return
-    bits = platform.architecture()[0].removesuffix("bit")
-    with _on_path(_LINKAGE, _SAYS_LINKAGE.format(python=sys.executable, bits=bits)):
-        yield
-
-
-@contextlib.contextmanager
 def _stand_in(told: object) -> Iterator[None]:
     """Where this machine has no C++ compiler: one on PATH that says what the other machine's said, and compiles nothing."""
     if shutil.which(_COMPILER) or not isinstance(told, Mapping):
         yield
         return
     answers = {option: [str(part) for part in told[option]] for option in _ASKED if option in told}
-    with _on_path(_COMPILER, _STAND_IN.format(python=sys.executable, told=answers)):
+    with on_path(_COMPILER, _STAND_IN.format(python=sys.executable, told=answers)):
         yield
-
-
-@contextlib.contextmanager
-def _on_path(name: str, script: str) -> Iterator[None]:
-    """A program of that name at the end of PATH meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="cudal1-stand-in-") as folder:
-        program = Path(folder) / name
-        program.write_text(script)
-        program.chmod(0o700)
-        with path_with(folder):
-            yield

@@ -94,8 +94,16 @@ def test_goals_compare_first_answers_with_those_of_torch_compile() -> None:
 
 
 def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
-    assert bench_warm_start.fallen_back([{"entries_reused": 1}, {"fallbacks": 1}])
-    assert not bench_warm_start.fallen_back([{"entries_reused": 1}])
+    served = {"counters": {"entries_reused": 1}, "decisions": []}
+    failed = {"counters": {"fallbacks": 1}, "decisions": ["judge baselines {}", "bind fallback {'reason': 'no compiler'}"]}
+    assert bench_warm_start.fallen_back([served, failed]).endswith("1 times: bind fallback {'reason': 'no compiler'}")
+    assert not bench_warm_start.fallen_back([served])
+
+
+def test_what_ended_a_process_is_told_rather_than_the_advice_behind_it() -> None:
+    errors = "Traceback\n  File x\ntorch._dynamo.exc.BackendCompilerFailed: no compiler\n\nSet TORCHDYNAMO_VERBOSE=1 for more"
+    assert bench_warm_start._gist(errors) == "torch._dynamo.exc.BackendCompilerFailed: no compiler"
+    assert bench_warm_start._gist("killed\n") == "killed"
 
 
 SHUT_OFF = """

@@ -51,6 +51,13 @@ def test_a_forked_child_serves_and_holds_no_secret_of_the_user(monkeypatch: pyte
             assert other.call("clear")["nonce"]
 
 
+def test_what_forks_asks_nvml_for_gpus_and_its_children_ask_as_ever() -> None:
+    with Nursery() as nursery:
+        assert b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in Path(f"/proc/{nursery.pid}/environ").read_bytes()
+        with Child(LIMITS, Contract(), nursery=nursery) as child:
+            assert "'PYTORCH_NVML" not in told(child)  # in os.environ; /proc has what the forking process was started with
+
+
 def test_children_end_with_what_forked_them_and_no_more_can_be_had() -> None:
     nursery = Nursery()
     child = Child(LIMITS, Contract(), nursery=nursery)

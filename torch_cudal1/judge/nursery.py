@@ -37,6 +37,7 @@ __all__ = ["Forked", "Nursery"]
 _MOST_BYTES = 1 << 20
 _SERVER = "torch_cudal1.judge.forking"
 _START_S = 120.0
+_ASKS_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # an import that asks for GPUs must not start CUDA: no fork could use it then
 
 
 class Forked:
@@ -85,7 +86,8 @@ class Nursery:
         self._scratch = make_scratch("cudal1-nursery-")
         self._own, self._variables = own, environment(self._scratch, own=own, visible_gpu=visible_gpu)
         command = [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), *imports]
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=self._variables, stdin=subprocess.DEVNULL)
+        variables = self._variables | _ASKS_NVML
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL)
         theirs.close()
         if (work := background.current()) is not None:
             work.started(self._process)

@@ -24,6 +24,7 @@ from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Tenso
 from torch_cudal1.program.operator import register, run_operator
 from torch_cudal1.program.pages import in_huge_pages
 from torch_cudal1.program.random_graph import RandomGraph, refuse_host_numbers
+from torch_cudal1.stand_in import linkage_told
 
 __all__ = ["build", "to_fx"]
 
@@ -121,7 +122,8 @@ def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:
             inputs = [_fake_input(spec, device) for spec in program.inputs]
-        compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))
+        with linkage_told(device):
+            compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return list(compiled(*inputs))
