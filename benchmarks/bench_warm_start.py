@@ -5,8 +5,8 @@ its own, filled by its cold run. A warm process of this package must build and j
 where they are not zero fails. The answer itself is verified after the clock has stopped. The warm processes of all contenders take
 turns, in an order that rotates: the file system's cache is warmer for whoever comes later.
 
-With `--offline` the warm processes of this package find no program on PATH, so no compiler, and any use of the network raises; what
-they start all the same is in their row. The other contenders keep both: they are what this package is compared with.
+With `--offline` the warm processes of this package find no program on PATH, and any use of the network raises; what they start all
+the same is in their row, and a compiler there fails it. The others keep both: they are what this package is compared with.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = tuple(STARTS)
 _OPTIONS = ("models", "contenders", "sizes", "device", "runs", "budget_s", "time_limit_s", "offline")
 _TOLD = 600  # characters of what ended a process
+_COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "nvcc", "cicc")
 _NO_SEARCH = ("regions_tuned", "candidates_built", "candidates_judged")  # what a process on a warm cache must not do
 
 
@@ -90,6 +91,16 @@ def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
         return ""
     why = "; ".join(decision for decision in worst["decisions"] if " fallback " in decision)
     return f"a warm process fell back to its baseline {count} times: {why}"
+
+
+def compiled_again(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> str:
+    """Whether a warm process of this package made Inductor compile, or (offline) started a compiler; empty if not."""
+    for run in warm:
+        if missed := run["inductor"].get("fxgraph_cache_miss", 0):
+            return f"a warm process had Inductor compile {missed} graphs again"
+        if offline and (found := sorted(set(run["started"]) & set(_COMPILERS))):
+            return f"a warm process started {', '.join(found)}"
+    return ""
 
 
 def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
@@ -162,16 +173,19 @@ def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Star
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [
-        Start(model, name, "failed", reason=failures[name]) if name in failures else _row(model, name, runs[name]) for name in names
+        Start(model, name, "failed", reason=failures[name])
+        if name in failures
+        else _row(model, name, runs[name], offline=args.offline)
+        for name in names
     ]
 
 
-def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]]) -> Start:
+def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]], *, offline: bool) -> Start:
     cold, *warm = runs
     reason = next((run["reason"] for run in runs if not run["verified"]), "")
     if not reason and contender.startswith("cudal1"):
         counters = [run["counters"] for run in warm]
-        reason = judge_counters(cold["counters"], counters) or fallen_back(warm)
+        reason = judge_counters(cold["counters"], counters) or fallen_back(warm) or compiled_again(warm, offline=offline)
     return Start(
         model,
         contender,
@@ -244,11 +258,12 @@ def _gist(errors: str) -> str:
 
 
 def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """The environment without a program on PATH, or a variable that names a compiler."""
+    """The environment without a program on PATH. Variables that name a compiler stay, for they are part of what Inductor calls its
+    files: that none of them is started is what the row is looked through for.
+    """
     empty = scratch / "no-programs"
     empty.mkdir(exist_ok=True)
-    named = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDACXX")
-    return {**{name: value for name, value in environment.items() if name not in named}, "PATH": str(empty)}
+    return {**environment, "PATH": str(empty)}
 
 
 def _line(row: Start) -> str:

@@ -85,13 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.device.startswith("cuda"):
             torch.cuda.synchronize()
     answered = time.monotonic()
-    began_programs = list(started)
+    began_programs, inductor = list(started), _inductor_counters()
     counters, decisions = _told() if args.contender.startswith("cudal1") else ({}, [])  # before anything else runs
     stages = {"import": imported - args.spawned, "build": built - imported, "load": loaded - built}
     stages |= {"prepare": prepared - loaded, "first_call": answered - prepared}
     answer = {"first_answer_s": answered - args.spawned, "stages_s": stages, "counters": counters, "decisions": decisions}
-    print(json.dumps({**answer, "started": began_programs, **_verified(workload, call)}))
+    told = {**answer, "started": began_programs, "inductor": inductor}
+    print(json.dumps({**told, **_verified(workload, call)}))
     return 0
+
+
+def _inductor_counters() -> dict[str, int]:
+    """What Inductor found in its caches and what it did not; {} in a process that has not loaded it."""
+    loaded = sys.modules.get("torch._dynamo.utils")
+    return {} if loaded is None else {name: int(count) for name, count in loaded.counters["inductor"].items() if "cache" in name}
 
 
 def _told() -> tuple[dict[str, int], list[str]]:

@@ -65,7 +65,7 @@ def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(tmp_p
         nonlocal now
         now += 10.0
         stages = {"import": 1.0, "build": 1.0, "first_call": 8.0}
-        answer = {"first_answer_s": 10.0, "stages_s": stages, "counters": {}, "decisions": [], "started": []}
+        answer = {"first_answer_s": 10.0, "stages_s": stages, "counters": {}, "decisions": [], "started": [], "inductor": {}}
         return {**answer, "verified": True, "error_ratio": 1.0, "reason": ""}
 
     monkeypatch.setattr(bench_warm_start, "_spawn", spawn)
@@ -98,6 +98,16 @@ def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
     failed = {"counters": {"fallbacks": 1}, "decisions": ["judge baselines {}", "bind fallback {'reason': 'no compiler'}"]}
     assert bench_warm_start.fallen_back([served, failed]).endswith("1 times: bind fallback {'reason': 'no compiler'}")
     assert not bench_warm_start.fallen_back([served])
+
+
+def test_a_process_that_compiled_did_not_start_on_its_cache() -> None:
+    found = {"inductor": {"fxgraph_cache_hit": 2}, "started": ["ptxas", "ldconfig"]}
+    assert not bench_warm_start.compiled_again([found, found], offline=True)
+    missed = found | {"inductor": {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 1}}
+    assert bench_warm_start.compiled_again([found, missed], offline=False) == "a warm process had Inductor compile 1 graphs again"
+    started = found | {"started": ["g++"]}
+    assert bench_warm_start.compiled_again([started], offline=True) == "a warm process started g++"
+    assert not bench_warm_start.compiled_again([started], offline=False)
 
 
 def test_what_ended_a_process_is_told_rather_than_the_advice_behind_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,6 +130,25 @@ def test_values_die_when_nobody_needs_them_any_more(executor):
         (result,) = run([torch.ones(6, 6)])
     assert torch.equal(result, torch.ones(6, 6))
     assert most <= 3
+
+
+def test_what_is_compiled_for_a_gpu_does_not_depend_on_the_c_compiler_s_name(monkeypatch):
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda module, inputs, config_patches: asked.append(config_patches)
+    )
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    spec = TensorSpec("float32", (2, 2), (2, 1), "cuda")
+    relu = Aten("aten.relu.default", (Value(0),), (), (1,))
+    for program, device in (
+        (Program((spec,), (relu,), (1,), payloads={}), "cuda"),
+        (Program((spec, replace(spec, device="cpu")), (replace(relu, outs=(2,)),), (2,), payloads={}), "cuda"),
+        (Program((replace(spec, device="cpu"),), (relu,), (1,), payloads={}), "cpu"),
+    ):
+        build(program, "inductor", torch.device(device))
+    assert ["cpp.cxx" in patches for patches in asked] == [True, False, False]
+    build(Program((spec,), (relu,), (1,), payloads={}), "inductor", torch.device("cuda"), options={"cpp.cxx": (None, "mine")})
+    assert asked[-1]["cpp.cxx"] == (None, "mine")
 
 
 def test_a_cuda_graph_is_refused_where_it_cannot_serve():

@@ -29,6 +29,9 @@ from torch_cudal1.stand_in import linkage_told
 __all__ = ["build", "to_fx"]
 
 _AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}  # as mode="max-autotune-no-cudagraphs" of torch.compile
+# Inductor's names for what it compiled hold $CXX, which compiles nothing where every tensor is on a GPU: what one machine of a
+# fleet compiled, another finds whatever its variables say.
+_NO_CXX = {"cpp.cxx": (None, "g++")}
 
 
 def build(
@@ -57,7 +60,8 @@ def build(
     if base == "eager":
         runner = prepare(program, device)
     else:
-        runner = _inductor(program, device, _AUTOTUNE | dict(options or {}) if base == "max-autotune" else dict(options or {}))
+        defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (_AUTOTUNE if base == "max-autotune" else {})
+        runner = _inductor(program, device, defaults | dict(options or {}))
         if device.type == "cpu":
             runner = in_huge_pages(runner)
     if not graph:
@@ -129,6 +133,12 @@ def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -
         return list(compiled(*inputs))
 
     return run
+
+
+def _is_all_on_cuda(program: Program) -> bool:
+    """Whether no tensor that comes in or is made is on the CPU; constants go where the Program runs."""
+    made = {arg.type for step in program.steps if isinstance(step, Aten) for _, arg in step.kwargs if isinstance(arg, torch.device)}
+    return program.device == "cuda" and made | {spec.device for spec in program.inputs} <= {"cuda"}
 
 
 def _fake_input(spec: TensorSpec, device: torch.device) -> torch.Tensor:
