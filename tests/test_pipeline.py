@@ -18,9 +18,10 @@ from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
+from torch_cudal1.program.cost import launches_us
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
-from torch_cudal1.search import Search, Standing, search
+from torch_cudal1.search import Search, Standing, fastest_first, search
 from torch_cudal1.settings import Settings
 
 CPU = torch.device("cpu")
@@ -205,7 +206,24 @@ def test_graphs_are_raced_only_where_launching_can_matter(region, place, monkeyp
 def test_a_graph_spares_launches_and_no_views(region):
     before = [step.target for step in region.program.steps]
     assert before == ["aten.t.default", "aten.addmm.default", "aten.sum.dim_IntList"]
-    assert pipeline._step_count(region.program) == 2
+    assert launches_us(region.program) == 2 * 5.0
+
+
+@pytest.mark.parametrize(
+    ("medians_us", "order"),
+    [
+        # two launches of at most 5 us each are much of 100 us and little of 1 ms
+        ({"eager": 140.0, "inductor": 110.0, "eager+graph": 120.0, "inductor+graph": 100.0}, [3, 1, 2, 0]),
+        ({"eager": 1100.0, "inductor": 1010.0, "eager+graph": 1090.0, "inductor+graph": 1000.0}, [1, 3, 0, 2]),
+        # far slower ones come last, whatever they are
+        ({"eager": 200.0, "inductor": 400.0, "eager+graph": 100.0, "inductor+graph": 90.0}, [3, 2, 0, 1]),
+        ({"eager": 100.0}, [0]),
+    ],
+)
+def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(region, medians_us, order):
+    names = ["eager", "inductor", "eager+graph", "inductor+graph"]
+    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), medians_us, {})
+    assert fastest_first(ranking, region.program) == [names[at] for at in order]
 
 
 def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(region, place, court):

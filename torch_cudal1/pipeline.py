@@ -26,8 +26,8 @@ from torch_cudal1.explanation import per_call
 from torch_cudal1.machine import attestation
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.cost import is_view
-from torch_cudal1.program.model import Alloc, Call, Program, Step
+from torch_cudal1.program.cost import launches_us
+from torch_cudal1.program.model import Program
 from torch_cudal1.records import Accepted, Candidate, Entry, Miss, Region, Rejected, Schedule, Verdict
 from torch_cudal1.source import quarantine
 from torch_cudal1.source.alias_file import call_name
@@ -45,7 +45,6 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _REFERENCE_SCHEDULE: Schedule = "eager"
-_LAUNCH_US = 5.0  # of the host for one step, at most
 _LIKELY = 0.5  # of a judgement's time must be left for another one to begin
 _LITTLE = 0.02  # of the least time that a region can take: so little of it cannot be gained by a CUDA graph's launch
 _NEAR = 1.1  # of the least time that a region can take: what is left to gain is not worth a judgement
@@ -138,7 +137,7 @@ def tune(
     judge.begin(region, job)
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     floor = floor_us(space.least, place.device)
-    ranking = _ranked(region, place, job, _launches_us(space.least), floor)
+    ranking = _ranked(region, place, job, launches_us(space.least), floor)
     if space.surprises:
         judge.begin(region, job)  # while the candidate is validated; the baselines are timed without company
     deadline = judge.working_s() + place.settings.budget_s
@@ -149,14 +148,14 @@ def tune(
     return entry
 
 
-def _ranked(region: Region, place: Place, job: judge.Job, launches_us: float, floor: float) -> judge.Ranking:
+def _ranked(region: Region, place: Place, job: judge.Job, least_us: float, floor: float) -> judge.Ranking:
     """The race of the baselines, without CUDA graphs where launching is next to nothing of what even the least form of the region
     must take: they would save none of it, and hold its inputs and results a second time.
     """
-    schedules, launches_us = _schedules(place), max(launches_us, _launches_us(region.program))
-    if launches_us > _LITTLE * floor:
+    schedules, most_us = _schedules(place), max(least_us, launches_us(region.program))
+    if most_us > _LITTLE * floor:
         return judge.rank_baselines(region, schedules, job)
-    why = f"not raced: of at least {per_call(floor)} at most {per_call(launches_us)} are launches"
+    why = f"not raced: of at least {per_call(floor)} at most {per_call(most_us)} are launches"
     ranking = judge.rank_baselines(region, [name for name in schedules if "+" not in name], job)
     return replace(ranking, failures={**ranking.failures, **{name: why for name in schedules if "+" in name}})
 
@@ -183,7 +182,7 @@ def tune_with(
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
-    candidates = compose(programs, fastest_first(ranking), origin=origin)
+    candidates = compose(programs, fastest_first(ranking, region.program), origin=origin)
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say, Standing()))
 
 
@@ -292,10 +291,10 @@ class _Best:
         timing, own = self.judgement.timing if self.judgement else None, self.candidate
         if timing is None or own.program.digest != candidate.program.digest:
             return ""
-        launches_us = _launches_us(own.program)
-        if own.schedule.partition("+")[0] != candidate.schedule.partition("+")[0] or launches_us > 0.05 * timing.candidate_us:
+        most_us = launches_us(own.program)
+        if own.schedule.partition("+")[0] != candidate.schedule.partition("+")[0] or most_us > 0.05 * timing.candidate_us:
             return ""
-        return f"{own.label} takes {per_call(timing.candidate_us)}, at most {per_call(launches_us)} of it to launch it"
+        return f"{own.label} takes {per_call(timing.candidate_us)}, at most {per_call(most_us)} of it to launch it"
 
     def or_better(self, judgement: judge.Judgement) -> _Best:
         if not isinstance(judgement.decision, Accepted):
@@ -304,19 +303,6 @@ class _Best:
         if own is not None and judgement.decision.timing.low <= own.low:
             return self
         return _Best(judgement.candidate, judgement)
-
-
-def _launches_us(program: Program) -> float:
-    return _LAUNCH_US * _step_count(program)
-
-
-def _step_count(program: Program) -> int:
-    """Steps that are launched, those of nested Programs included."""
-    return sum(_step_count(step.program) if isinstance(step, Call) else _is_launched(step) for step in program.steps)
-
-
-def _is_launched(step: Step) -> bool:
-    return not (isinstance(step, Alloc) or is_view(step))
 
 
 def _evidence(region: Region, best: _Best, ranking: judge.Ranking | None) -> dict[str, Any]:

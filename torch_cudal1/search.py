@@ -16,7 +16,7 @@ from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
 from torch_cudal1.judge.profiles import SURPRISE
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.cost import is_view
+from torch_cudal1.program.cost import is_view, launches_us
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import compose
@@ -25,6 +25,7 @@ __all__ = ["Search", "Standing", "fastest_first", "islands_of", "search"]
 
 _IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
+_MUCH = 0.05  # of a call's time: so much launching, and a CUDA graph may win by it
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Search:
         with kernels in all islands, and without those for products, unless these have won already. No kernel is looked for after
         `deadline`, on the clock of `judge.working_s`.
         """
-        schedules = fastest_first(ranking)
+        schedules = fastest_first(ranking, self.region.program)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
         if self.kernels is None:
             yield from compose(rewrites, schedules)
@@ -133,11 +134,20 @@ def _form(region: Region, variant: Variant | None) -> Region:
     return Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
 
 
-def fastest_first(ranking: judge.Ranking) -> list[Schedule]:
-    """Schedules for candidates. Of those as fast as the fastest, compiled ones come first: a rewrite leaves element-wise chains."""
+def fastest_first(ranking: judge.Ranking, program: Program) -> list[Schedule]:
+    """Schedules for candidates. Of those as fast as the fastest, compiled ones come first: a rewrite leaves element-wise chains.
+
+    A CUDA graph comes before the same without one where launching `program` may take a noticeable part of its time: a candidate
+    that gains less than that loses to a baseline in a graph, and the budget may not last for another judgement.
+    """
     ran = [name for name in SCHEDULES if name in ranking.medians_us]
-    least = min(ranking.medians_us.values(), default=0.0) * _TIE
-    return sorted(ran, key=lambda name: (max(least, ranking.medians_us[name]), name.startswith("eager")))
+    fastest_us = min(ranking.medians_us.values(), default=0.0)
+    graphs = launches_us(program) > _MUCH * fastest_us
+
+    def order(name: Schedule) -> tuple[float, bool, bool]:
+        return max(fastest_us * _TIE, ranking.medians_us[name]), name.startswith("eager"), graphs != name.endswith("+graph")
+
+    return sorted(ran, key=order)
 
 
 def _suited(program: Program, schedules: Sequence[Schedule]) -> list[Schedule]:

@@ -14,10 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import interpret, skip_launch
-from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, step_outs
+from torch_cudal1.program.model import Alloc, Aten, Call, Program, Step, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate", "is_view"]
+__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate", "is_view", "launches_us"]
+
+_LAUNCH_US = 5.0  # of the host for one step, at most
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ def estimate(program: Program) -> Cost:
     moved = sum(specs[i].size_bytes for step in working for i in (*used_values(step), *step_outs(step)) if i in specs)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
     return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends), len(working))
+
+
+def launches_us(program: Program) -> float:
+    """Microseconds that a host takes at most to launch what `program` computes, one step after the other."""
+    return _LAUNCH_US * _launched(program)
+
+
+def _launched(program: Program) -> int:
+    """Steps that are launched, those of nested Programs included."""
+    plain = sum(not isinstance(step, (Alloc, Call)) and not is_view(step) for step in program.steps)
+    return plain + sum(_launched(step.program) for step in program.steps if isinstance(step, Call))
 
 
 def is_view(step: Step) -> bool:
