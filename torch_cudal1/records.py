@@ -47,7 +47,7 @@ NOT_EAGERS = "its result is not eager's"  # why a baseline is out of a race alth
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
-TOLERANCE_VERSION = 3  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
+TOLERANCE_VERSION = 4  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ __all__ = [
     "compare",
     "grossly_equal",
     "is_nearer",
+    "mask_mismatches",
     "proven_ties",
     "same_bits",
     "same_masks",
@@ -153,8 +154,12 @@ def same_masks(candidate: torch.Tensor, references: Sequence[torch.Tensor], exac
     first = references[0]
     if candidate.shape != first.shape or not (first.dtype.is_floating_point or first.dtype.is_complex):
         return Comparison(candidate.shape == first.shape)
-    wrong = torch.stack([_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]).all(0)
-    return _told_mismatch(wrong)
+    return _told_mismatch(mask_mismatches(candidate, references, exact))
+
+
+def mask_mismatches(candidate: torch.Tensor, references: Sequence[torch.Tensor], exact: torch.Tensor | None = None) -> torch.Tensor:
+    """The elements at which `same_masks` finds a difference; of complex numbers both parts."""
+    return torch.stack([_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]).all(0)
 
 
 def grossly_equal(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from torch_cudal1.judge.channel import storage_extent
-from torch_cudal1.judge.compare import same_masks
+from torch_cudal1.judge.compare import mask_mismatches, same_masks, unit_roundoff
 from torch_cudal1.judge.detectors.agreement import Agreement, agreement, attempted, refused
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
@@ -22,6 +23,9 @@ __all__ = ["special"]
 _SPECIAL_INPUTS = 6
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
 _TURNED = 1e-5  # of the infinities: numbers so near zero that rounding decides their sign
+_FEW, _MOST_STIRRED = 1e-4, 1e-3  # of all elements: those that may differ, and those that rounding may decide at all
+_STIRS = 12  # a number so near zero that rounding decides about it changes sides in half of them
+_STIRRED_BY, _MOST_STIRRED_BY, _STIRRED_BY_TF32 = 64, 2.0**-6, 2.0**-8  # units in the last place; where products round to ten bits
 _FLUSHED = 0.25  # of the result's size: rounding a denormal loses less, flushing it loses all
 Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -84,7 +88,9 @@ def _masks_differ(trial: Trial, sample: Sample, outputs: Outputs) -> str:
         if not found.passed and (native := _without_cudnn(trial, sample, position)) is not None:
             witnesses.append(native)
             found = same_masks(out, witnesses, exact)
-        if not found.passed and not _chance_signs(out, witnesses, exact):
+        if found.passed or _chance_signs(out, witnesses, exact):
+            continue
+        if not _by_rounding(trial, sample, position, mask_mismatches(out, witnesses, exact)):
             return f"; output {position}: {found.detail}"
     return ""
 
@@ -99,6 +105,52 @@ def _chance_signs(out: torch.Tensor, witnesses: Sequence[torch.Tensor], exact: t
         return False
     by_rounding = 0 if exact is None else max(int((w.isinf() & (w == -exact)).sum()) for w in witnesses)
     return int(turned.sum()) <= 2 * by_rounding + _TURNED * int(eager.isinf().sum())
+
+
+def _by_rounding(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor) -> bool:
+    """Whether rounding decides at each of the few `wrong` elements: there eager itself yields another of NaN, infinities and finite
+    numbers when its inputs move by little more than rounding. A ReLU before an infinite weight makes NaN of a zero and an infinity
+    of a number just above it.
+
+    Inputs at which eager changes in many places prove nothing: what is compared with a constant would excuse anything.
+    """
+    eager = sample.reference.outputs[position]
+    if eager is None or eager.shape != wrong.shape or int(wrong.sum()) > _FEW * wrong.numel():
+        return False
+    changed = torch.zeros_like(wrong)
+    for _ in range(_STIRS):
+        try:
+            moved = sample.eager(_stirred(trial, sample.inputs)).outputs[position]
+        except (ReferenceFailure, torch.OutOfMemoryError):
+            return False
+        if moved is None:
+            return False
+        changed |= (moved.isnan() != eager.isnan()) | (moved.isinf() != eager.isinf()) | (moved.isinf() & (moved != eager))
+        if not bool((wrong & ~changed).any()):
+            return int(changed.sum()) <= _MOST_STIRRED * changed.numel()
+    return False
+
+
+def _stirred(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Every floating number a little larger or smaller; zeros, infinities and NaN stay what they are."""
+    tf32 = _STIRRED_BY_TF32 if trial.device.type == "cuda" and trial.contract.rights else 0.0
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dtype.is_floating_point or not tensor.numel():
+            return tensor
+        by = max(min(_STIRRED_BY * unit_roundoff(tensor.dtype), _MOST_STIRRED_BY), tf32)
+        copy = clone_strided(tensor)
+        flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
+        flat.mul_(1 + by * (2 * _chance(flat, flat.dtype) - 1))
+        return copy
+
+    return [moved(tensor) for tensor in inputs]
+
+
+def _chance(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As many numbers in [0, 1), none of them from the user's generators."""
+    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
+    return torch.rand(flat.shape, dtype=dtype, device=flat.device, generator=generator)
 
 
 def _without_cudnn(trial: Trial, sample: Sample, position: int) -> torch.Tensor | None:
@@ -140,7 +192,7 @@ def _filled(trial: Trial, fill: Fill, inputs: Sequence[torch.Tensor]) -> list[to
             continue
         copy = clone_strided(tensor)
         flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
-        flat.copy_(fill(flat, torch.rand(flat.shape, device=flat.device)))
+        flat.copy_(fill(flat, _chance(flat, torch.float32)))
         made.append(copy)
     return made
 
