@@ -55,8 +55,8 @@ def apply(flags: Mapping[str, str | bool]) -> None:
     for part in parts:
         part.fp32_precision = str(flags["conv"])  # alike, or reading the older `allow_tf32` raises
     torch.backends.cudnn.benchmark = bool(flags["cudnn_benchmark"])
-    if flags["deterministic"] or torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(bool(flags["deterministic"]), warn_only=True)
+    deterministic = bool(flags["deterministic"])
+    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)  # off, and to warn, is another name of off
     for name in _MATMUL:
         setattr(torch.backends.cuda.matmul, name, bool(flags[name]))
 
