@@ -275,6 +275,17 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     assert best.techniques == ("gemm", "best")
 
 
+def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_model(
+    place: Place, whole: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Heat(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
+    monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: found)
+    best, reasons = fastest_right(whole, built(whole, PROPOSED[:2]), place, job_at(place), deadline=float("inf"), checked=False)
+    assert best is not None
+    assert best.techniques == ("gemm", "best")
+    assert [one.reason for one in reasons] == ["takes 80.0 us, eager 100 us, its product and one pass 70.0 us"]
+
+
 def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

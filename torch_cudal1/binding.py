@@ -331,7 +331,7 @@ class _Trial:
         called = call.as_a_module_would(args, kwargs, place) if isinstance(call, _Served) and not self.training else call
         ours = self._step(lambda *args, **kwargs: called(args, kwargs), args, kwargs)
         ours()  # a first call may compile, and others wait for the clock
-        with exclusive(place.device):
+        with exclusive(place.device, "gate"):
             return summarise(sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S, margin=_GATE))
 
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:

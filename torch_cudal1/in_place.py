@@ -101,7 +101,7 @@ def _timed_step(graph: Graph, compiled: _Call, ours: _Call, written: frozenset[i
         raise TypeError(f"expected plain tensors, got {', '.join(sorted(kind.__name__ for kind in kinds))}")
     device = graph.device
     devices = [device.index or 0] if device.type == "cuda" else []
-    with tracing(None), unset_fake_temporarily(), _own_metrics(), torch.enable_grad(), exclusive(device):
+    with tracing(None), unset_fake_temporarily(), _own_metrics(), torch.enable_grad(), exclusive(device, "gate"):
         leaves = [_leaf(item, position in written) for position, item in enumerate(graph.inputs)]
         wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
@@ -161,5 +161,5 @@ def _compiled(graph: Graph) -> _Call | None:
 def _measured(graph: Graph, compiled: _Call, call: _Call) -> PairedSummary:
     """Paired times of both on the user's inputs. This may run while Dynamo traces, whose fake mode must not leak into the calls."""
     inputs = graph.inputs
-    with tracing(None), unset_fake_temporarily(), torch.no_grad(), exclusive(graph.device):
+    with tracing(None), unset_fake_temporarily(), torch.no_grad(), exclusive(graph.device, "gate"):
         return summarise(sample_pairs(lambda: compiled(*inputs), lambda: call(*inputs), graph.device, budget_s=_BUDGET_S))

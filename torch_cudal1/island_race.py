@@ -52,7 +52,7 @@ def fastest_right(
     checked: bool = True,
     breeder: Breeder | None = None,
 ) -> tuple[Candidate | None, list[Rejected]]:
-    """The fastest of the built kernels that beats eager and is right, and why those before it are not it.
+    """The fastest of the built kernels that is fast enough and right, and why those before it are not it.
 
     With `checked` False it is only not grossly wrong: for a region that is judged as a whole anyway.
     """
@@ -97,7 +97,7 @@ def _times(ran: Sequence[Candidate], found: Heat) -> list[tuple[Candidate, float
 
 
 def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
-    """Those that beat eager, fastest first; why the others do not goes to `reasons`.
+    """Those that beat eager and about what Inductor would take, fastest first; why the others do not goes to `reasons`.
 
     Those whose results are apart from eager's as only another precision makes them come last: eager's convolutions use TF32 or not,
     as cuDNN has it, and a candidate is held to eager's error.
@@ -106,8 +106,10 @@ def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judg
     order = sorted(found.medians_us, key=lambda at: found.medians_us[at])
     if order and found.medians_us[order[0]] * _SURPRISING <= found.eager_us:
         judge.begin(region, job)  # the judge will want to time the whole again, in a process that has run nothing
-    slow = [at for at in order if found.medians_us[at] >= found.eager_us]
-    reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, eager {per_call(found.eager_us)}", "heat") for at in slow]
+    slow = [at for at in order if found.medians_us[at] >= found.to_beat_us]
+    than = f"eager {per_call(found.eager_us)}"
+    than += "" if found.one_pass_us is None else f", its product and one pass {per_call(found.one_pass_us)}"
+    reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, {than}", "heat") for at in slow]
     return [built[at] for at in sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)]
 
 
@@ -117,4 +119,5 @@ def _joined(first: Heat, second: Heat, count: int) -> Heat:
     later = {at + count: us * scale for at, us in second.medians_us.items()}
     failures = {at + count: why for at, why in second.failures.items()}
     apart = {at + count: far for at, far in second.apart.items()}
-    return Heat(first.eager_us, {**first.medians_us, **later}, {**first.failures, **failures}, {**first.apart, **apart})
+    medians_us = {**first.medians_us, **later}
+    return Heat(first.eager_us, medians_us, {**first.failures, **failures}, {**first.apart, **apart}, first.one_pass_us)

@@ -31,7 +31,7 @@ from benchmarks.kernelbench.loading import Made, demand, import_source, make_inp
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import die_with_parent
 from torch_cudal1.judge import kept_warm
-from torch_cudal1.judge.gpu_lock import lock_seconds
+from torch_cudal1.judge.gpu_lock import held_for, lock_seconds
 
 __all__ = ["Bench", "main"]
 
@@ -276,7 +276,7 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "ours": bench.ours.get(OURS, {}),
         "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
         "stages_s": bench.stages_s,
-        "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)),
+        "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": held_for()},
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
     }
 

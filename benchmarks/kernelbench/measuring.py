@@ -49,7 +49,7 @@ def measure(
     """Time every column while nobody else of this run works. A column that raises is failed and left out of all rounds."""
     device = torch.device(job.device)
     runs = {name: _turning(call, ring) for name, call in calls.items()}
-    with exclusive(device, wait_s=_LOCK_WAIT_S) as shared, line.quiet():
+    with exclusive(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
         state: dict[str, Any] = {"shared": shared, "before": gpu_state(device)}
         for name in list(runs):
             try:

@@ -103,7 +103,7 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
     held: list[str] = []
 
     @contextmanager
-    def exclusive(device: torch.device) -> Iterator[str]:
+    def exclusive(device: torch.device, use: str) -> Iterator[str]:
         held.append(f"lock of {device}")
         yield ""
         held.append("given back")
@@ -121,7 +121,7 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
     happened: list[str] = []
 
     @contextmanager
-    def exclusive(device: torch.device) -> Iterator[str]:
+    def exclusive(device: torch.device, use: str) -> Iterator[str]:
         happened.append("lock")
         yield ""
         happened.append("given back")

@@ -37,7 +37,7 @@ class Holder:
     def _hold(pipe: Any, uid: int | None) -> None:
         if uid is not None:
             os.setuid(uid)
-        with exclusive(GPU) as why:
+        with exclusive(GPU, "a test") as why:
             pipe.send(why)
             pipe.recv()
 
@@ -73,12 +73,12 @@ def holder(folder: Path) -> Iterator[Callable[..., Holder]]:
 
 
 def tried(wait_s: float = 0.05) -> str:
-    with exclusive(GPU, wait_s=wait_s) as why:
+    with exclusive(GPU, "a test", wait_s=wait_s) as why:
         return why
 
 
 def test_the_cpu_is_nobodys(folder: Path) -> None:
-    with exclusive(torch.device("cpu")) as why:
+    with exclusive(torch.device("cpu"), "a test") as why:
         assert why == "not a CUDA device"
     assert not folder.exists()
 
@@ -110,7 +110,7 @@ def test_a_process_that_holds_it_and_is_stopped_costs_less_each_time(holder: Cal
 
 
 def test_two_threads_exclude_each_other_too(folder: Path) -> None:
-    with exclusive(GPU) as first:
+    with exclusive(GPU, "a test") as first:
         second: list[str] = []
         thread = threading.Thread(target=lambda: second.append(tried()))
         thread.start()
@@ -119,7 +119,7 @@ def test_two_threads_exclude_each_other_too(folder: Path) -> None:
 
 
 def test_what_the_body_raises_lets_go_of_the_lock(folder: Path) -> None:
-    with pytest.raises(OSError, match="of the body"), exclusive(GPU):
+    with pytest.raises(OSError, match="of the body"), exclusive(GPU, "a test"):
         raise OSError("of the body")
     assert tried() == ""
 
@@ -127,7 +127,7 @@ def test_what_the_body_raises_lets_go_of_the_lock(folder: Path) -> None:
 def test_a_lock_file_that_was_cleaned_away_is_not_waited_for(holder: Callable[..., Holder], folder: Path) -> None:
     holder()
     (folder / "made-up.lock").unlink()
-    with exclusive(GPU, wait_s=600.0) as why:
+    with exclusive(GPU, "a test", wait_s=600.0) as why:
         assert why == ""
         assert "another judge" in tried()  # who comes now finds the new file
 
@@ -202,9 +202,17 @@ def test_waiting_and_timing_are_counted_apart(holder: Callable[..., Holder]) -> 
     process = holder()
     threading.Timer(0.3, process.let_go).start()
     (waited, held), worked = gpu_lock.lock_seconds(), gpu_lock.working_s()
-    with exclusive(GPU, wait_s=600.0):
+    with exclusive(GPU, "a test", wait_s=600.0):
         time.sleep(0.1)
     now = gpu_lock.lock_seconds()
     assert now[0] - waited >= 0.2
     assert 0.1 <= now[1] - held < 0.3 + now[0] - waited
     assert gpu_lock.working_s() - worked < 0.3 + now[1] - held
+
+
+def test_what_it_was_held_for_is_told(holder: Callable[..., Holder]) -> None:
+    before = gpu_lock.held_for().get("a race", 0.0)
+    for _ in range(2):
+        with exclusive(GPU, "a race"):
+            time.sleep(0.05)
+    assert 0.1 <= gpu_lock.held_for()["a race"] - before < 5.0

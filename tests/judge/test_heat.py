@@ -29,6 +29,14 @@ def test_the_right_ones_are_timed_and_the_others_told() -> None:
     assert found.medians_us[2] > 2 * found.medians_us[0]
     assert found.failures[1] == "its result is not eager's"
     assert "RuntimeError" in found.failures[3]
+    assert found.one_pass_us is not None
+    assert 0 < found.to_beat_us <= found.eager_us
+
+
+def test_where_inductor_is_left_out_it_need_not_be_beaten() -> None:
+    job = judge.Job(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    found = heat(REGION, [candidate(SAME)], job)
+    assert (found.one_pass_us, found.to_beat_us) == (None, found.eager_us)
 
 
 def test_the_users_own_inputs_are_what_is_timed() -> None:

@@ -263,7 +263,7 @@ def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Tim
         trial.load("baseline", ranking.best)
     except CandidateFailure as error:
         raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
-    with exclusive(job.device) as gpu["shared"]:
+    with exclusive(job.device, "timing") as gpu["shared"]:
         found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)

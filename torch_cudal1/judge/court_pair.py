@@ -284,7 +284,7 @@ class PairCourt:
         slot = slot_of(trial.subject, baselines.best)
         side = ChildSpinner(trial.subject.oracle, slot, list(baselines.sets))
         margin = None if self.job.all_pairs else self.job.settings.margin
-        with exclusive(self.job.device):
+        with exclusive(self.job.device, "timing"):
             return time_pair(trial, side, replace(TIMING_PLANS[self.job.profile], margin=margin))
 
     def _raced_afresh(self, trial: Trial, baselines: Baselines) -> Timed:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["exclusive", "lock_seconds", "working_s"]
+__all__ = ["exclusive", "held_for", "lock_seconds", "working_s"]
 
 _FOLDER = Path("/tmp/torch_cudal1-gpus")  # not TMPDIR, which differs between the jobs of one machine
 _PAUSE_S = 0.01
@@ -37,18 +37,21 @@ _in_vain: set[str] = set()
 
 
 class _Clock(threading.local):
-    """Seconds that this thread has waited for locks, and had one."""
+    """Seconds that this thread has waited for locks, and had one, in all and by what it was for."""
 
-    waited = 0.0
-    held = 0.0
+    def __init__(self) -> None:
+        self.waited = self.held = 0.0
+        self.uses: dict[str, float] = {}
 
 
 _clock = _Clock()
 
 
 @contextmanager
-def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
+def exclusive(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterator[str]:
     """Hold the GPU's timing lock around the body; "" if it is held, else why not: the body runs all the same.
+
+    `use`: what for, in a word, for `held_for`.
 
     Not to be nested. The CPU has none: its load is everybody's, and the variance gate sees it.
     """
@@ -74,12 +77,19 @@ def exclusive(device: torch.device, *, wait_s: float = 60.0) -> Iterator[str]:
         yield ""
     finally:
         os.close(descriptor)  # and with it goes the lock
-        _clock.held += time.monotonic() - begin
+        held_s = time.monotonic() - begin
+        _clock.held += held_s
+        _clock.uses[use] = _clock.uses.get(use, 0.0) + held_s
 
 
 def lock_seconds() -> tuple[float, float]:
     """How long this thread has waited for GPUs so far, and how long it had one alone."""
     return _clock.waited, _clock.held
+
+
+def held_for() -> dict[str, float]:
+    """For what this thread had a GPU alone, and how long for each."""
+    return dict(_clock.uses)
 
 
 def working_s() -> float:

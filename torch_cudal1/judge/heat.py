@@ -1,7 +1,8 @@
 """A heat: which of several kernels for one region is fastest, asked in one process before any of them is judged.
 
 A judgement costs seconds, a heat tenths of them. Times stand beside eager's in the same process; whose result is grossly not
-eager's is out. Nothing of this is evidence: what comes out ahead must still pass the judge, which times it again.
+eager's is out. Beside them stands about what Inductor would take (`program.one_pass`), where it may run. Nothing of this is
+evidence: what comes out ahead must still pass the judge, which times it again.
 """
 
 from __future__ import annotations
@@ -19,26 +20,35 @@ from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import Outputs, RegionSubject
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.warm import lent
+from torch_cudal1.program.one_pass import in_one_pass
 from torch_cudal1.records import Candidate, Region
 
 __all__ = ["Heat", "heat"]
 
 _BUDGET_S = 1.5
-_EAGER = "eager"
+_EAGER, _ONE_PASS = "eager", "one pass"
 _SAMPLE = 1 << 20  # elements
+_LEEWAY = 1.1  # it is no more than a guess, and others may be at work on the GPU
 
 
 @dataclass(frozen=True)
 class Heat:
     """Medians in microseconds per call, eager's and those of the candidates by position, and why others have none.
 
-    `apart`: how far a candidate's results are from eager's, root mean square over root mean square.
+    `apart`: how far a candidate's results are from eager's, root mean square over root mean square. `one_pass_us`: of the product
+    with one pass for all that follows; None where that was not asked.
     """
 
     eager_us: float
     medians_us: Mapping[int, float]
     failures: Mapping[int, str]
     apart: Mapping[int, float] = field(default_factory=dict)
+    one_pass_us: float | None = None
+
+    @property
+    def to_beat_us(self) -> float:
+        """What a kernel must be faster than to be worth a place in a model."""
+        return self.eager_us if self.one_pass_us is None else min(self.eager_us, _LEEWAY * self.one_pass_us)
 
 
 def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
@@ -52,8 +62,9 @@ def heat(region: Region, candidates: Sequence[Candidate], job: Job) -> Heat:
     while len(failures) < len(candidates) and not medians:
         medians = _run(region, candidates, job, failures, apart)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
-    found = Heat(medians.get(_EAGER, 0.0), by_position, failures, apart)
-    facts = {"eager_us": found.eager_us, "medians_us": list(by_position.items()), "failures": list(failures.items())}
+    found = Heat(medians.get(_EAGER, 0.0), by_position, failures, apart, medians.get(_ONE_PASS))
+    facts: dict[str, object] = {"eager_us": found.eager_us, "one_pass_us": found.one_pass_us}
+    facts |= {"medians_us": list(by_position.items()), "failures": list(failures.items())}
     observe.record("judge", "heat", region.key[:12], **facts)
     return found
 
@@ -80,12 +91,26 @@ def _run(
             if outputs is not None:
                 ready.append(at)
                 apart[at] = _apart(outputs, expected)
+        asked = "compile" not in own.settings.without and _runs_in_one_pass(trial, eager, sets[0])
+        beside = (_EAGER, _ONE_PASS) if asked else (_EAGER,)
         if not child.usable:
             return {}
         del outputs, expected
         give_back(own.device)
-        with exclusive(own.device):
-            return _timed(child, ready, sets, failures)
+        with exclusive(own.device, "heat"):
+            return _timed(child, beside, ready, sets, failures)
+
+
+def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
+    """Whether what Inductor would take can be told; nothing of it is compared, for it computes less than eager."""
+    program = in_one_pass(eager.program)
+    if program is None or not trial.child.usable:
+        return False
+    try:
+        _outputs(trial, _ONE_PASS, Candidate(program, "eager", "baseline"), inputs)
+    except CandidateFailure:
+        return False
+    return True
 
 
 def _fit(trial: Trial, at: int, candidate: Candidate, inputs: str, expected: Outputs, failures: dict[int, str]) -> Outputs | None:
@@ -120,8 +145,10 @@ def _outputs(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Outp
     return trial.call_slot(slot, inputs).outputs
 
 
-def _timed(child: Child, ready: Sequence[int], sets: Sequence[str], failures: dict[int, str]) -> dict[str, float]:
-    slots = [_EAGER, *map(str, ready)]
+def _timed(
+    child: Child, beside: Sequence[str], ready: Sequence[int], sets: Sequence[str], failures: dict[int, str]
+) -> dict[str, float]:
+    slots = [*beside, *map(str, ready)]
     try:
         answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
     except CandidateFailure as error:

@@ -68,7 +68,7 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
                 return {}
         del outputs, expected
         give_back(job.device)
-        with exclusive(job.device):
+        with exclusive(job.device, "race"):
             return _raced(child, ready, sets, failures)
 
 

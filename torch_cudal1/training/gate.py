@@ -49,7 +49,7 @@ class Gate:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Work on the device while nobody else does. Waits until those inside have left; only others like it come in meanwhile."""
-        with _held(self._door, fcntl.LOCK_SH), _held(self._room, fcntl.LOCK_EX), exclusive(self._device):
+        with _held(self._door, fcntl.LOCK_SH), _held(self._room, fcntl.LOCK_EX), exclusive(self._device, "training"):
             yield
 
 

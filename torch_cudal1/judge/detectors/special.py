@@ -117,13 +117,17 @@ def _by_rounding(trial: Trial, sample: Sample, position: int, wrong: torch.Tenso
     eager = sample.reference.outputs[position]
     if eager is None or eager.shape != wrong.shape or int(wrong.sum()) > _FEW * wrong.numel():
         return False
-    changed = torch.zeros_like(wrong)
+    try:
+        return _changes_where(trial, sample, position, wrong)
+    except (ReferenceFailure, torch.OutOfMemoryError):
+        return False
+
+
+def _changes_where(trial: Trial, sample: Sample, position: int, wrong: torch.Tensor) -> bool:
+    eager, changed = sample.reference.outputs[position], torch.zeros_like(wrong)
     for _ in range(_STIRS):
-        try:
-            moved = sample.eager(_stirred(trial, sample.inputs)).outputs[position]
-        except (ReferenceFailure, torch.OutOfMemoryError):
-            return False
-        if moved is None:
+        moved = sample.eager(_stirred(trial, sample.inputs)).outputs[position]
+        if eager is None or moved is None:
             return False
         changed |= (moved.isnan() != eager.isnan()) | (moved.isinf() != eager.isinf()) | (moved.isinf() & (moved != eager))
         if not bool((wrong & ~changed).any()):
