@@ -56,26 +56,21 @@ def _best(
     gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, inductor_options: dict[str, Any]
 ) -> Callable[..., Any]:
     """The best known callable; plain Inductor where anything of ours fails, and eager where that fails too."""
-    try:
-        ours = _ours(gm, example_inputs, settings, inductor_options)
-    except CacheMissError:
-        raise
-    except Exception as error:  # the backend's door: whatever fails inside, the user gets Inductor and the reason
-        if _is_control_flow(error):
+    ways: tuple[tuple[str, Callable[[], Callable[..., Any] | None]], ...] = (
+        ("backend", lambda: _ours(gm, example_inputs, settings, inductor_options)),
+        ("inductor", lambda: _inductor(gm, example_inputs, inductor_options)),
+    )
+    for stage, way in ways:
+        try:
+            if (found := way()) is not None:
+                return found
+        except CacheMissError:
             raise
-        observe.fallback("backend", error, strictness=settings.strictness)
-        ours = None
-    return ours or _inductor_or_eager(gm, example_inputs, inductor_options, settings.strictness)
-
-
-def _inductor_or_eager(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], strictness: str) -> Callable[..., Any]:
-    try:
-        return _inductor(gm, inputs, options)
-    except Exception as error:  # as above: no compiler, no room for its files, or a graph that it cannot do
-        if _is_control_flow(error):
-            raise
-        observe.fallback("inductor", error, strictness=strictness)
-        return gm.forward
+        except Exception as error:  # the backend's door: whatever fails inside, the user gets what is behind it and the reason
+            if _is_control_flow(error):
+                raise
+            observe.fallback(stage, error, strictness=settings.strictness)
+    return gm.forward
 
 
 def _is_control_flow(error: Exception) -> bool:
