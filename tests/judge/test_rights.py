@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
-from tests.judge.programs import candidate, linear_relu, subject
-from torch_cudal1.judge import rights, warm
-from torch_cudal1.judge.limits import limits_for
-from torch_cudal1.judge.trial import Trial
-from torch_cudal1.program.schedule import build
-from torch_cudal1.records import Candidate, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.judge import rights
+from torch_cudal1.records import Contract
 
-CPU = torch.device("cpu")
 MATMUL = torch.backends.cuda.matmul
 
 
-def said() -> tuple[str, str, bool, bool]:
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    return MATMUL.fp32_precision, torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), warn_only
-
-
 @pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    fp32, precision, deterministic, warn_only = said()
+def switch() -> Iterator[None]:
+    before = MATMUL.fp32_precision
     yield
-    torch.set_float32_matmul_precision(precision)
-    MATMUL.fp32_precision = fp32
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    MATMUL.fp32_precision = before
 
 
 @pytest.mark.parametrize("word", ["none", "ieee", "tf32"])
@@ -45,28 +34,62 @@ def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(word: str, hel
     assert word == MATMUL.fp32_precision
 
 
-def test_a_process_that_applies_untouched_switches_is_left_untouched() -> None:
-    before = said()
-    rights.apply(rights.flags_for(Contract()))
-    assert said() == before
+APPLIED = """
+import sys
+import torch
+from torch_cudal1.judge import rights
+from torch_cudal1.records import Contract
+
+def said():
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision, torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), warn_only
+
+before = said()
+rights.apply(rights.flags_for(Contract()))
+assert said() == before, (said(), before)
+torch.use_deterministic_algorithms(True)
+flags = rights.flags_for(Contract(rights=("matmul",)))
+rights.apply(flags | {"deterministic": False})
+assert said()[:3] == ("tf32", "high", False), said()
+rights.apply(rights.flags_for(Contract()) | {"deterministic": True})
+assert said()[:3] == ("ieee", "highest", True), said()
+"""
 
 
-def test_applied_switches_are_the_contract_s() -> None:
-    flags = rights.flags_for(Contract(rights=("matmul",)))
-    torch.use_deterministic_algorithms(True)
-    rights.apply(flags | {"deterministic": False})
-    assert (MATMUL.allow_tf32, torch.are_deterministic_algorithms_enabled()) == (True, False)
-    rights.apply(rights.flags_for(Contract()) | {"deterministic": True})
-    assert (MATMUL.allow_tf32, torch.are_deterministic_algorithms_enabled()) == (False, True)
+def test_applied_switches_are_the_contract_s_and_what_says_so_already_is_left_untouched() -> None:
+    ran(APPLIED)
 
 
-def test_what_a_child_has_inductor_compile_the_user_s_process_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    region = linear_relu()
-    with warm.kept_warm(), warm.lent(limits_for(Settings(), CPU), Contract()) as child:
-        asked = Trial(subject(region), candidate(region.program), Contract(), CPU, child)
-        asked.load("candidate", Candidate(region.program, "inductor", "baseline"))
-        asked.run(asked.draw("normal"))
-    counters.clear()
-    build(region.program, "inductor", CPU)
-    assert (counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]) == (1, 0)
+FOUND = """
+import sys
+import torch
+from torch._dynamo.utils import counters
+from tests.judge.programs import candidate, linear_relu, subject
+from torch_cudal1.judge import warm
+from torch_cudal1.judge.limits import limits_for
+from torch_cudal1.judge.trial import Trial
+from torch_cudal1.program.schedule import build
+from torch_cudal1.records import Candidate, Contract
+from torch_cudal1.settings import Settings
+
+cpu, region = torch.device("cpu"), linear_relu()
+with warm.kept_warm(), warm.lent(limits_for(Settings(), cpu), Contract()) as child:
+    asked = Trial(subject(region), candidate(region.program), Contract(), cpu, child)
+    asked.load("candidate", Candidate(region.program, "inductor", "baseline"))
+    asked.run(asked.draw("normal"))
+build(region.program, "inductor", cpu)
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+def test_what_a_child_has_inductor_compile_the_user_s_process_finds(tmp_path: Path) -> None:
+    assert ran(FOUND, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)).split() == ["1", "0"]
+
+
+def ran(script: str, **variables: str) -> str:
+    """In a process of its own, where nobody has set a switch before and nobody reads one after."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -61,6 +61,7 @@ _QUESTIONS = (  # torch.<key>()
     *("_C._is_torch_function_enabled", "_C._is_torch_function_all_disabled", "_C._dispatch_tls_local_include_set"),
     *("_C._dispatch_tls_local_exclude_set", "_C._get_tracing_state", "jit.is_tracing"),
 )
+_NOT_SET = {f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")}  # what "none" means there
 _NO_VALUE = "absent"
 _WIDE = 1 + 2.0**-12  # TF32 and bfloat16 round it to 1
 
@@ -110,7 +111,8 @@ def _flags() -> dict[str, str]:
         for part in path.split("."):
             owner = getattr(owner, part, None)
         for name in names:
-            flags[f"torch.backends.{path}.{name}"] = _told(partial(getattr, owner, name))
+            flag = f"torch.backends.{path}.{name}"
+            flags[flag] = _told(partial(getattr, owner, name)).replace("none", _NOT_SET.get(flag, "none"))
     for name, ask in _ASKED.items():
         flags[f"torch.{name}"] = _told(ask)
     for kind in ("cpu", "cuda"):
