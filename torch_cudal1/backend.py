@@ -308,8 +308,8 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Exactly what torch.compile does: same function, same options, same caches. Where the program `file` is missing Triton gets the
-    answer that it gives elsewhere, and so names what it builds as it does there.
+    """Exactly what torch.compile does: same function, same options, same caches. Where the program `file` is missing Triton gets
+    the answer that it gives elsewhere, and so names what it builds as it does there.
     """
     from torch_cudal1.machine import device_of
     from torch_cudal1.stand_in import linkage_told
