@@ -40,6 +40,7 @@ __all__ = ["Bench", "main"]
 # large one fewer inputs and results are held: the judge races none of it in a graph).
 _COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 30.0, 5.0
 _CONTEXTS_BYTES, _SETS_BYTES = 3 << 30, 16 << 30  # of the processes of a task; at most what input sets take that are kept
+_WAITING_BYTES = 3 << 29  # of the task's process and one of the judge's, which has been given nothing yet
 _LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
 _RING, _RING_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
@@ -58,6 +59,7 @@ class Bench:
     calls: dict[str, Call] = field(default_factory=dict)
     ours: dict[str, dict[str, Any]] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
+    shared_bytes: int = 0  # of the GPU, with a process of the judge's
     helpers: ExitStack = field(default_factory=ExitStack)  # processes of the judge, while there is something to search
 
     @property
@@ -123,7 +125,8 @@ def _prepare(bench: Bench, size: int | None) -> None:
     if bench.own:
         bench.helpers.enter_context(kept_warm())
         # a larger one would share more memory than a task may have before its turn
-        contenders.begin(bench.job, Path(bench.spec["cache"]), size if size is not None and size < _LARGE_BYTES else 0)
+        shared = size if size is not None and size < _LARGE_BYTES else 0
+        bench.shared_bytes = contenders.begin(bench.job, Path(bench.spec["cache"]), shared)
     with bench.stage("compile"):
         module = make_module(bench.made, bench.device, bench.job.mode)
         inputs = make_inputs(bench.made, bench.device, 0)
@@ -141,7 +144,8 @@ def _prepare(bench: Bench, size: int | None) -> None:
 def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     """Everything from the second grant of memory on: the row."""
     contexts = _CONTEXTS_BYTES if bench.device.type == "cuda" else 0
-    bench.line.memory(None if size is None else contexts + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size)))
+    wanted = None if size is None else contexts + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size))
+    bench.line.memory(wanted, _kept(bench))
     module = bench.module
     assert module is not None
     inputs = make_inputs(bench.made, bench.device, 0)
@@ -155,6 +159,13 @@ def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     del ring
     _check(bench, module)
     return _row(bench, found, paired)
+
+
+def _kept(bench: Bench) -> int:
+    """Bytes of the GPU that a task has while it waits: contexts, parameters, and what is shared with the judge's process."""
+    if bench.device.type != "cuda":
+        return 0
+    return _WAITING_BYTES + torch.cuda.memory_reserved(bench.device) + bench.shared_bytes
 
 
 def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -44,13 +44,15 @@ class Tuned:
     facts: Mapping[str, Any]
 
 
-def begin(job: Job, cache: Path, shared_bytes: int) -> None:
+def begin(job: Job, cache: Path, shared_bytes: int) -> int:
     """Start a process of the judge in the background: the search that follows, inside `kept_warm()`, need not wait for it.
 
-    `shared_bytes`: of its device's memory, the tensors of one call.
+    `shared_bytes`: of its device's memory, the tensors of one call. Returns how much of them is shared.
     """
+    shared_bytes = min(shared_bytes, _MOST_SHARED_BYTES)
     settings, device = _settings(OURS, job, cache), torch.device(job.device)
-    warm.begin(limits_for(settings, device), contract_for(settings), min(shared_bytes, _MOST_SHARED_BYTES))
+    warm.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
+    return shared_bytes
 
 
 def tuned(

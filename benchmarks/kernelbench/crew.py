@@ -36,7 +36,7 @@ _TICK_S = 0.1
 _TELL_S = 30.0
 _OVERTAKEN_S = 40.0
 _LARGE_WAITING = 2  # large tasks that wait for memory at once; more of them would keep every seat from small ones
-_SMALL_SHARE, _FOR_SMALL = 0.08, 0.35  # of the memory: what a small task takes at most, and what all of them may
+_SMALL_SHARE, _FOR_SMALL = 0.05, 0.35  # of the memory: what a small task takes at most, and what is kept free for all of them
 _GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
 _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
@@ -276,7 +276,7 @@ class Crew:
         if kind == "memory":
             size = message["bytes"]
             crowded = self._crowded()
-            one.granted, one.waits, one.asked = 0, "memory", time.monotonic()
+            one.granted, one.waits, one.asked = int(message["kept"]), "memory", time.monotonic()
             guess = self.plan.memory_bytes // _GUESS if size is None else int(size)
             one.wanted = self.plan.memory_bytes if one.alone else min(guess, self.plan.memory_bytes)
             if crowded and one.stage == "load" and not (one.alone or self._is_small(one.wanted)):
@@ -301,19 +301,29 @@ class Crew:
                 kept_free = kept_free or (bool(one.waits) and time.monotonic() - one.asked > _OVERTAKEN_S)
 
     def _give_memory(self, one: _Running, *, kept_free: bool) -> None:
-        """Grant what it wants, if that is left. Small ones have a part to themselves that no task but one alone may take: however
-        large a task is, it waits for other large ones, and never for the many small ones.
-        """
+        """Grant what it wants, if that is left beside what others have, those that wait included."""
         assert one.wanted is not None
-        most = self.plan.memory_bytes
         small = self._is_small(one.wanted)
         if kept_free and not small:
             return
-        wanted = one.wanted if one.alone else min(one.wanted, int((1 - _FOR_SMALL) * most))
-        same = [other.granted for other in self.running if self._is_small(other.granted) is small]
-        if wanted + sum(same) <= (most if one.alone else int((_FOR_SMALL if small else 1 - _FOR_SMALL) * most)):
+        others = [other for other in self.running if other is not one]
+        kept = sum(other.granted for other in others if other.waits == "memory")
+        free = max(0, self.plan.memory_bytes - kept - (0 if one.alone or small else self._for_small()))
+        wanted = min(one.wanted, free)  # however large it is, it runs with what there can be
+        working = [other.granted for other in others if other.waits != "memory"]
+        beside = sum(size for size in working if small or one.alone or not self._is_small(size))
+        if wanted <= free - beside:
             one.granted = wanted
             self._grant(one)
+
+    def _for_small(self) -> int:
+        """What large tasks leave to small ones: as much as those have and want, so that however large a task is, it waits for other
+        large ones and hardly ever for the many small ones; and one's worth for the next that comes.
+        """
+        most = self.plan.memory_bytes
+        sizes = (one.wanted if one.waits == "memory" else one.granted for one in self.running)
+        small = sum(size for size in sizes if size is not None and self._is_small(size))
+        return int(min(max(small, _SMALL_SHARE * most), _FOR_SMALL * most))
 
     def _hold(self, one: _Running) -> None:
         self.holder, self.since = one, time.monotonic()

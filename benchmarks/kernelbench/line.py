@@ -40,9 +40,12 @@ class Line:
         """The result."""
         send(self._connection, {"tell": "row", "row": row})
 
-    def memory(self, size_bytes: int | None) -> None:
-        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown."""
-        self._ask({"ask": "memory", "bytes": size_bytes})
+    def memory(self, size_bytes: int | None, kept_bytes: int = 0) -> None:
+        """Wait until so much of the GPU is free; in place of what was granted before. None: unknown.
+
+        `kept_bytes`: what this process and its children hold of it while they wait.
+        """
+        self._ask({"ask": "memory", "bytes": size_bytes, "kept": kept_bytes})
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

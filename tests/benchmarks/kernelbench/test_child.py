@@ -46,7 +46,7 @@ class Line:
     def stage(self, name: str, column: str = "") -> None:
         self.stages.append(name)
 
-    def memory(self, size_bytes: int | None) -> None:
+    def memory(self, size_bytes: int | None, kept_bytes: int = 0) -> None:
         self.asked.append(size_bytes)
 
     @contextmanager

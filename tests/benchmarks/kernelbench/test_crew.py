@@ -152,6 +152,24 @@ def test_an_enormous_task_waits_for_large_ones_and_has_small_ones_beside_it(tmp_
     assert "small" in order
 
 
+def test_what_a_task_keeps_while_it_waits_is_nobody_elses(tmp_path: Path) -> None:
+    """Of 100: the one that waits keeps 30, so a second one of 60 cannot run beside the first of 30, though 60 and 30 would fit."""
+    until = "while not (folder / {!r}).exists(): time.sleep(0.01)\n".format
+    first = "line.memory(30); note('first'); (folder / 'first').touch(); time.sleep(1); note('first ends'); " + GOOD
+    keeps = until("first") + "line.memory(90, 30); note('keeps'); " + GOOD
+    other = until("first") + "time.sleep(0.3); line.memory(60); note('other'); " + GOOD
+    found, left = run(tmp_path, first, keeps, other)
+    assert (len(found), left) == (3, 0)
+    order = [name for _, name in notes(tmp_path)]
+    assert order.index("first ends") < min(order.index("keeps"), order.index("other"))
+
+
+def test_large_tasks_have_what_no_small_one_wants(tmp_path: Path) -> None:
+    large = "line.memory(45); note('in'); time.sleep(0.5); note('out'); " + GOOD
+    run(tmp_path, large, large)
+    assert sorted(text for _, text in notes(tmp_path)[:2]) == ["in", "in"]
+
+
 @pytest.mark.parametrize("freeze", [True, False])
 def test_while_one_measures_the_others_stand_still_with_all_their_children(tmp_path: Path, freeze: bool) -> None:
     child = "import time\\nwhile True: open({path!r}, 'a').write('x'); time.sleep(0.01)"
