@@ -91,3 +91,32 @@ def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> No
         assert exact[0] is not None
         assert exact[0][:, 1].isinf().all()
         assert not exact[0].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation", "beyond"),
+    [
+        ((9,), (4,), (3,), (1,), (2,), (2,)),
+        ((5, 7), (3, 2), (2, 1), (1, 0), (1, 3), (1, 0)),
+        ((4, 1, 5), (3, 5, 2), (1, 2, 2), (2, 1, 0), (1, 1, 1), (0, 1, 1)),
+        ((4, 3, 2), (3, 3, 3), (2,), (1,), (1,), (1,)),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_transposed_convolutions_are_sums_of_products(size, kernel, stride, padding, dilation, beyond, bias: bool) -> None:
+    x, weight, offset = torch.randn(2, 3, *size), torch.randn(3, 4, *kernel), torch.randn(4)
+    whole = [list(each) for each in (stride, padding, dilation)]
+    step = op("aten.convolution.default", V(0), V(1), V(2) if bias else None, *whole, True, list(beyond), 1, out=3)
+    exact = exact_outputs(Program((spec(*x.shape), spec(*weight.shape), spec(4)), (step,), (3,)), [x, weight, offset], CPU)
+    assert not isinstance(exact, Infeasible)
+    wide = (x.double(), weight.double(), offset.double() if bias else None)
+    torch.testing.assert_close(exact[0], torch.convolution(*wide, *whole, True, list(beyond), 1), rtol=1e-12, atol=1e-12)
+
+
+def test_a_transposed_convolution_in_groups_has_a_float64_result_too() -> None:
+    x, weight = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 2, 2)
+    step = op("aten.convolution.default", V(0), V(1), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 2, out=2)
+    exact = exact_outputs(Program((spec(*x.shape), spec(*weight.shape)), (step,), (2,)), [x, weight], CPU)
+    assert not isinstance(exact, Infeasible)
+    wanted = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), stride=2, groups=2)
+    torch.testing.assert_close(exact[0], wanted)

@@ -128,15 +128,24 @@ def test_the_next_candidate_of_a_region_finds_what_the_first_one_had_computed(ch
 def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_is_held(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.trial._KEPT_BYTES", 0)
+    monkeypatch.setattr("torch_cudal1.judge.device_memory._KEPT_BYTES", 0)
     given: list[Trial] = []
+    held: list[str] = []
     run = Trial.relieve
-    monkeypatch.setattr(Trial, "relieve", lambda self: given.append(self) or run(self))
+
+    def relieve(self: Trial) -> None:
+        given.append(self)
+        held.extend(sample.distribution for sample in self.samples.values())
+        run(self)
+
+    monkeypatch.setattr(Trial, "relieve", relieve)
     book: Book = {}
     _, checks = judged(child, LINEAR, in_float64(), numerics, special, perturb, book=book)
     assert all(check.passed for check in checks), checks
     assert not book
     assert not given[-1].proven
+    assert held
+    assert not {"uniform", "large", "small"} & set(held)  # the third set, which no later detector needs
     assert not any({"reference", "exact", "sway"} & set(vars(sample)) for sample in given[-1].samples.values())
 
 

@@ -8,14 +8,20 @@ from functools import cache
 
 import torch
 
-__all__ = ["give_back", "part_of"]
+__all__ = ["give_back", "kept_bytes", "part_of"]
 
+_KEPT_SHARE, _KEPT_BYTES = 1 / 24, 8 << 30  # of a GPU; on the host
 _WORTH_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
 
 
 def part_of(device: str, share: float, host_bytes: int) -> int:
     """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", which many others live on."""
     return int(share * _total_bytes()) if device == "cuda" and torch.cuda.is_available() else host_bytes
+
+
+def kept_bytes(device: str) -> int:
+    """How much of what was drawn and computed stays for the next candidate; the rest is made anew for each."""
+    return part_of(device, _KEPT_SHARE, _KEPT_BYTES)
 
 
 @cache

@@ -1,12 +1,14 @@
 """The float64 run of a reference Program: what the region would yield without rounding.
 
 Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused attention, which has no float64
-kernel, is computed by its formula, and so is group norm, whose kernels turn an infinite weight into a difference of infinities. It
+kernel, is computed by its formula; so are group norm, whose kernels turn an infinite weight into a difference of infinities, and
+transposed convolutions, for which a GPU's libraries take a hundred times as long as for the matrix products they consist of. It
 runs in the judge's own process and never sees a candidate.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +129,10 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name == "native_group_norm":
         bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
         return dict(zip(step.outs, _group_norm(bound), strict=True))
+    if name == "convolution":
+        bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
+        if bound["transposed"] and bound["groups"] == 1 and bound["input"].dim() == bound["weight"].dim():
+            return {step.outs[0]: _transposed_convolution(bound)}
     args = [_widened(arg, values, device) for arg in step.args]
     kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
@@ -161,6 +167,25 @@ def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, t
     if bound["bias"] is not None:
         out = out + bound["bias"].reshape(form)
     return out, mean, rstd
+
+
+def _transposed_convolution(bound: Mapping[str, Any]) -> torch.Tensor:
+    """The product of the input with each tap of the kernel, added up where that tap puts it."""
+    given, weight, bias = bound["input"], bound["weight"], bound["bias"]
+    (batch, _, *size), (inner, outer, *kernel) = given.shape, weight.shape
+    stride, padding, dilation, beyond = (
+        list(bound[name]) * (len(size) // len(bound[name])) for name in ("stride", "padding", "dilation", "output_padding")
+    )
+    spans = [(n - 1) * step + 1 for n, step in zip(size, stride, strict=True)]
+    whole = [span + d * (k - 1) + extra for span, d, k, extra in zip(spans, dilation, kernel, beyond, strict=True)]
+    flat = given.reshape(batch, inner, -1)
+    out = flat.new_zeros(batch, outer, *whole)
+    for tap in itertools.product(*map(range, kernel)):
+        places = [slice(t * d, t * d + span, step) for t, d, span, step in zip(tap, dilation, spans, stride, strict=True)]
+        factors = weight[(slice(None), slice(None), *tap)].t().expand(batch, outer, inner)
+        out[(slice(None), slice(None), *places)] += torch.bmm(factors, flat).view(batch, outer, *size)
+    cut: torch.Tensor = out[(slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, whole, strict=True)))]
+    return cut.contiguous() if bias is None else cut + bias.reshape(1, -1, *(1,) * len(size))
 
 
 def _attention(bound: Mapping[str, Any]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.channel import load_tensors, save_tensors
 from torch_cudal1.judge.compare import Comparison
-from torch_cudal1.judge.device_memory import give_back, part_of
+from torch_cudal1.judge.device_memory import give_back, kept_bytes
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible, sway
@@ -104,7 +104,6 @@ class Sample:
 
 
 Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)
-_KEPT_SHARE, _KEPT_BYTES = 1 / 24, 8 << 30  # of a GPU, on the host: of a book; what does not fit is drawn anew for each candidate
 
 
 @dataclass
@@ -172,7 +171,7 @@ class Trial:
         held = {id(tensor): tensor for kept in self.book.values() for tensor in kept.tensors()}
         own = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in held}
         coming = 3 * max(own_bytes(own.values()), self.subject.output_bytes)
-        if own_bytes(held.values()) + own_bytes(own.values()) + coming <= part_of(self.device.type, _KEPT_SHARE, _KEPT_BYTES):
+        if own_bytes(held.values()) + own_bytes(own.values()) + coming <= kept_bytes(self.device.type):
             sample.kept = True
             self.book[key] = sample
 
@@ -187,7 +186,7 @@ class Trial:
         held = {id(tensor): tensor for sample in samples.values() for tensor in sample.tensors()}
         held |= {id(tensor): tensor for tensor, _ in self.proven.values()}
         region = isinstance(self.subject, RegionSubject)  # a module need not answer the same again
-        if region and own_bytes(held.values()) > part_of(self.device.type, _KEPT_SHARE, _KEPT_BYTES):
+        if region and own_bytes(held.values()) > kept_bytes(self.device.type):
             for sample in samples.values():
                 sample.forget()
             self.proven.clear()

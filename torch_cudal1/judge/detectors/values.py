@@ -10,7 +10,9 @@ from functools import partial
 import torch
 
 from torch_cudal1.judge.compare import EAGERS_OWN, Comparison, compare, proven_ties, same_bits, same_numbers
+from torch_cudal1.judge.device_memory import kept_bytes
 from torch_cudal1.judge.oracle import Infeasible
+from torch_cudal1.judge.residents import own_bytes
 from torch_cudal1.judge.subject import Outputs, RegionSubject
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
@@ -20,6 +22,7 @@ __all__ = ["compared", "first_two", "numerics"]
 _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds
 _HEAVY_BYTES = 4 << 30
 _KEPT_SETS = 3  # of a distribution stay for the detectors that follow
+_NEEDED = 2  # which the detectors that follow need, see `first_two`
 _COUNTED = 64
 _HALF = ("float16", "bfloat16")
 
@@ -38,7 +41,8 @@ def numerics(trial: Trial) -> list[Check]:
         sample.forget_exact()
         if not found[distribution][-1].passed:
             return [*_summed(found), found[distribution][-1]]
-        if len(found[distribution]) <= _KEPT_SETS:
+        large = own_bytes(sample.inputs) > kept_bytes(trial.device.type)
+        if len(found[distribution]) <= _KEPT_SETS and (len(found) <= _NEEDED or not large):
             trial.results[sample.name] = replace(result, outputs=[])  # its form, which `fresh_output` asks for
         else:
             trial.drop(sample)
