@@ -26,7 +26,12 @@ _PLANS = _ROOT / "benchmarks" / "training"
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
 _NEWER = "h200-models-*.json"  # a file for each lane of a run
-_WARM = ("h200-warm-start.json", "h200-warm-start-offline.json", "h200-warm-start-offline-earlier.json")
+_WARM = (
+    "h200-warm-start.json",
+    "h200-warm-start-offline.json",
+    "h200-warm-start-offline-2.json",
+    "h200-warm-start-offline-earlier.json",
+)
 _OVERHEAD = (
     "h200-overhead-3.json",
     "h200-overhead-2.json",
