@@ -74,6 +74,8 @@ def render(results: Path) -> str:
         lines += ["", *_orders(path.name, load(path))]
     for path in sorted(results.glob("h200-conv*.json")):
         lines += ["", *_convolutions(path.name, load(path))]
+    for path in sorted(results.glob("*-float64.json")):
+        lines += ["", *_float64(path.name, load(path))]
     for path in sorted(results.glob("h200-families*.json")):
         lines += ["", *_families(path.name, load(path))]
     lines += _training(results)
@@ -237,6 +239,17 @@ def _orders(name: str, found: Mapping[str, Any]) -> list[str]:
     shown += [(f"{row['kind']}: {row['case']}", row["strategy"], row["share_after"]) for row in found["rows"]]
     for case, strategy, after in shown:
         lines.append(f"| {case} | {strategy} | {' | '.join(f'{after[count]:.3f}' for count in counts)} |")
+    return lines
+
+
+def _float64(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [*_heading(name, found), "| transposed convolution | judge ms | PyTorch ms | largest difference |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        sizes = "{batch} x {inner} x {size} to {outer}, kernel {kernel}, stride {stride}, padding {padding}".format(**row["case"])
+        if row["reason"]:
+            lines.append(f"| {sizes} | {row['reason']} | | |")
+        else:
+            lines.append(f"| {sizes} | {1e3 * row['judge_s']:.2f} | {1e3 * row['library_s']:.2f} | {row['difference']:.1e} |")
     return lines
 
 

@@ -27,7 +27,7 @@ from benchmarks.kernelbench import contenders, verify
 from benchmarks.kernelbench.baselines import STARTS, Call, gross_error, tensors_of
 from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, grant
 from benchmarks.kernelbench.line import Line
-from benchmarks.kernelbench.loading import Made, demand, import_source, make_inputs, make_module, tensor_bytes
+from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module, tensor_bytes
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import die_with_parent
 from torch_cudal1.judge import kept_warm
@@ -36,10 +36,11 @@ from torch_cudal1.judge.gpu_lock import held_for, lock_seconds
 __all__ = ["Bench", "main"]
 
 # Times what a call takes: for compiling beside a process of the judge's that starts; for a search with its judge and all columns
-# side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a call is: input sets are kept up to a share of the GPU, and of a
-# large one fewer inputs and results are held: the judge races none of it in a graph).
-_COMPILING, _MEASURING, _MEASURING_LARGE = 3.0, 30.0, 5.0
-_CONTEXTS_BYTES, _SETS_BYTES = 3 << 30, 16 << 30  # of the processes of a task; at most what input sets take that are kept
+# side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a call is). Of a large one both processes have three sets of
+# what it is given and two of its results, one has both in float64 too, and what lies between.
+_COMPILING, _MEASURING = 3.0, 30.0
+_GIVEN, _MADE, _BETWEEN = 10, 6, 3
+_CONTEXTS_BYTES, _STORED_BYTES = 3 << 30, 8 << 30  # of the processes of a task; what the judge keeps of earlier results at most
 _WAITING_BYTES = 3 << 29  # of the task's process and one of the judge's, which has been given nothing yet
 _LARGE_BYTES = 4 << 30  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
 _RING, _RING_BYTES = 4, 2 << 30
@@ -111,10 +112,9 @@ def main(argv: list[str] | None = None) -> int:
     made = import_source(args.spec.with_suffix(".py"))
     bench = Bench(made, job, line, spec)
     needs = demand(made, job.mode)
-    size = None if needs is None else needs.memory_bytes
     with torch.no_grad(), bench.helpers:
-        _prepare(bench, size)
-        row = _measured(bench, size)
+        _prepare(bench, None if needs is None else needs.memory_bytes)
+        row = _measured(bench, needs)
     line.row(row | {"demand": None if needs is None else {**vars(needs), "floor_us": floor_us(needs, bench.device)}})
     return 0
 
@@ -141,11 +141,10 @@ def _prepare(bench: Bench, size: int | None) -> None:
     _collect(bench.device)
 
 
-def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
+def _measured(bench: Bench, needs: Demand | None) -> dict[str, Any]:
     """Everything from the second grant of memory on: the row."""
     contexts = _CONTEXTS_BYTES if bench.device.type == "cuda" else 0
-    wanted = None if size is None else contexts + int(min(_MEASURING * size, _SETS_BYTES + _MEASURING_LARGE * size))
-    bench.line.memory(wanted, _kept(bench))
+    bench.line.memory(None if needs is None else contexts + _for_search(needs), _kept(bench))
     module = bench.module
     assert module is not None
     inputs = make_inputs(bench.made, bench.device, 0)
@@ -159,6 +158,13 @@ def _measured(bench: Bench, size: int | None) -> dict[str, Any]:
     del ring
     _check(bench, module)
     return _row(bench, found, paired)
+
+
+def _for_search(needs: Demand) -> int:
+    """Bytes that a search, its judge and all columns take, contexts left out."""
+    between = max(0, needs.memory_bytes - needs.least_bytes)
+    large = _GIVEN * needs.given_bytes + _MADE * needs.made_bytes + _BETWEEN * between
+    return int(min(_MEASURING * needs.memory_bytes, _STORED_BYTES + large))
 
 
 def _kept(bench: Bench) -> int:
@@ -287,6 +293,7 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
         "ours": bench.ours.get(OURS, {}),
         "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
         "stages_s": bench.stages_s,
+        "state": dict(found.state),
         "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": held_for()},
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
     }

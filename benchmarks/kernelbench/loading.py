@@ -74,12 +74,18 @@ class Demand:
     """What one eager call needs, estimated without making any tensor.
 
     `memory_bytes`: at most at once. `least_bytes`: inputs, parameters and results once, what any kernel moves. `flops`: of its
-    products and convolutions as the task writes them; a rewrite may need fewer.
+    products and convolutions as the task writes them; a rewrite may need fewer. `given_bytes`: of inputs and parameters.
     """
 
     memory_bytes: int
     least_bytes: int
     flops: int
+    given_bytes: int = 0
+
+    @property
+    def made_bytes(self) -> int:
+        """Of its results."""
+        return self.least_bytes - self.given_bytes
 
 
 def demand(made: Made, mode: str) -> Demand | None:
@@ -98,7 +104,7 @@ def demand(made: Made, mode: str) -> Demand | None:
     except Exception:  # noqa: BLE001  a task that fake tensors cannot run has no estimate, whatever it raised
         return None
     largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LARGEST_KEPT]
-    return Demand(held + sum(largest), held + tensor_bytes(result), counter.get_total_flops())
+    return Demand(held + sum(largest), held + tensor_bytes(result), counter.get_total_flops(), held)
 
 
 def tensor_bytes(tree: Any) -> int:

@@ -27,16 +27,20 @@ from torch_cudal1.judge.roofline import ceiling
 from torch_cudal1.judge.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
 
-__all__ = ["Measured", "against", "floor_us", "measure"]
+__all__ = ["Measured", "against", "floor_us", "is_drained", "measure"]
 
 _LOOKS, _SETTLE_S = 3, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
 _LOCK_WAIT_S = 600.0
+_DRAIN_S, _PROBED_S = 20.0, 0.05
+_LONG_S, _LONG_SHARE = 5e-4, 0.2  # an empty GPU answers in 20 us; processes on one take turns of milliseconds
 _MOST_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of the GPU, before and after."""
+    """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of the GPU, before and after, and
+    whether anybody else had it.
+    """
 
     samples: Mapping[str, Sequence[float]]
     times: Mapping[str, Mapping[str, float | None]]
@@ -50,7 +54,8 @@ def measure(
     device = torch.device(job.device)
     runs = {name: _turning(call, ring) for name, call in calls.items()}
     with exclusive(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
-        state: dict[str, Any] = {"shared": shared, "before": gpu_state(device)}
+        drained = device.type != "cuda" or is_drained(_probe(device))
+        state: dict[str, Any] = {"shared": shared, "drained": drained, "before": gpu_state(device)}
         for name in list(runs):
             try:
                 runs[name]()
@@ -62,6 +67,33 @@ def measure(
         state["after"] = gpu_state(device)
     times = {name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()}
     return Measured(samples, times, state)
+
+
+def is_drained(probe: Callable[[], object], limit_s: float = _DRAIN_S) -> bool:
+    """Wait until nobody else's kernels run on the GPU: who is stopped leaves it what was launched. False if that took too long.
+
+    `probe`: a launch that does nothing, waited for; with kernels of another process there most of the time goes into few of them.
+    """
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        begin, long_s = time.perf_counter(), 0.0
+        while (now := time.perf_counter()) - begin < _PROBED_S:
+            probe()
+            spent_s = time.perf_counter() - now
+            long_s += spent_s if spent_s > _LONG_S else 0.0
+        if long_s < _LONG_SHARE * _PROBED_S:
+            return True
+    return False
+
+
+def _probe(device: torch.device) -> Callable[[], object]:
+    one = torch.zeros(1, device=device)
+
+    def probe() -> None:
+        one.zero_()
+        torch.cuda.synchronize(device)
+
+    return probe
 
 
 def against(

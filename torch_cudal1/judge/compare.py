@@ -242,10 +242,10 @@ def _flat(candidate: torch.Tensor, baseline: torch.Tensor) -> Comparison:
 
 def _near(candidate: torch.Tensor, baseline: torch.Tensor, longest: int, drift: float, sway: _Sway) -> Comparison:
     """Without float64: two correctly rounded evaluations differ by no more than their format and their sums allow."""
-    found = _within((candidate, baseline, baseline.double()), longest, drift)
+    found = _within((candidate, baseline, baseline), longest, drift)
     if found.passed or (moved := sway()) is None:
         return found
-    return _within((candidate, baseline, baseline.double()), longest, drift, moved)
+    return _within((candidate, baseline, baseline), longest, drift, moved)
 
 
 def _within(results: Results, longest: int, drift: float, moved: torch.Tensor | None = None) -> Comparison:

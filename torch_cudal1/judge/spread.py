@@ -16,7 +16,7 @@ from torch.linalg import vector_norm
 
 __all__ = ["Results", "Spread", "all_finite", "beyond", "flat_blocks", "root_mean_square", "spread_of"]
 
-Results: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # candidate, baseline, float64
+Results: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # candidate, baseline, float64 (or the baseline instead)
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 24}  # elements: 1 MiB in float64 on a host, launches that fill the device elsewhere
 _SHORT_ROW = 8
 _LEAST, _MOST = 1e-70, 1e70  # between these a fourth power is a float64
@@ -110,7 +110,7 @@ def _finite(results: Results) -> torch.Tensor | None:
 def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None) -> torch.Tensor:
     """One per row, (rows, 1); one for the whole, (1, 1), where rows are short."""
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
-    scales = _largest(exact.reshape(-1, width))
+    scales = _largest(exact.reshape(-1, width)).double()
     if sway is not None:
         scales = torch.maximum(scales, _largest(sway.reshape(-1, width)))
     return torch.clamp_min(scales, max(floor * float(scales.max()), _NOTHING))
@@ -138,7 +138,7 @@ def _blocks(results: Results, scales: torch.Tensor, finite: torch.Tensor | None)
         rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in parts)
         cut = zip(*(tensor.split(height) for tensor in (scales, *rows)), strict=True)
     for scale, candidate, baseline, exact, *mask in cut:
-        three = (candidate.double(), baseline.double(), exact)
+        three = (candidate.double(), baseline.double(), exact.double())
         yield (*(torch.where(mask[0], tensor, 0.0) for tensor in three), scale) if mask else (*three, scale)
 
 

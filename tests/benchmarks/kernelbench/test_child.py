@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,7 +70,7 @@ def bench(tmp_path: Path, source: str = DIAGONAL, job: Job = JOB, **spec: Any) -
 def rowed(given: Bench) -> dict[str, Any]:
     with torch.no_grad():
         child._prepare(given, 1000)
-        found = child._measured(given, 1000)
+        found = child._measured(given, Demand(1_000, 500, 0, 300))
     json.dumps(found, allow_nan=False)
     return found
 
@@ -230,6 +231,15 @@ def test_demand_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
     assert small.memory_bytes == 4 * (512 + 512 * 256 + 512 * 512 + 512 * 256)  # inputs, the diagonal matrix, the result
     assert small.least_bytes == 4 * (512 + 512 * 256 + 512 * 256)
     assert small.flops == 2 * 512 * 512 * 256
+    assert (small.given_bytes, small.made_bytes) == (4 * (512 + 512 * 256), 4 * 512 * 256)
+
+
+def test_who_measures_waits_until_the_gpu_answers_at_once() -> None:
+    """Another process's kernels: an answer takes milliseconds, then no longer."""
+    until = time.monotonic() + 0.3
+    assert measuring.is_drained(lambda: time.sleep(0.003 if time.monotonic() < until else 2e-5))
+    assert time.monotonic() > until
+    assert not measuring.is_drained(lambda: time.sleep(0.003), limit_s=0.2)
 
 
 def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
