@@ -217,6 +217,20 @@ def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(kerne
     assert left_in(kernels) == set()
 
 
+def test_purge_of_everything_takes_measured_times_and_what_a_killed_one_left_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("timings", ".purged-timings", "timings-of-somebody"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0123.jsonl").write_text("{}")
+    assert main(["purge", "--json", "--cache-dir", str(tmp_path)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
+    assert (tmp_path / "timings" / "0123.jsonl").exists()
+    assert main(["purge", "--yes", "--cache-dir", str(tmp_path)]) == 0
+    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} & {"timings", ".purged-timings"} == set()
+    assert (tmp_path / "timings-of-somebody" / "0123.jsonl").exists()
+
+
 def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
     kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_cudal1.commands.trust import bad_signatures, list_problems, unchecked_signatures, vouching
 from torch_cudal1.errors import SettingError
+from torch_cudal1.learned import timings
 from torch_cudal1.place import cache_for
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
@@ -19,7 +20,7 @@ from torch_cudal1.source.built_files import kept_under
 from torch_cudal1.source.cache import Broken, Found, LocalCache
 from torch_cudal1.source.quarantine import Quarantined, lift, records
 from torch_cudal1.source.trust import Refused, Vouched
-from torch_cudal1.source.unused import Unused, compiled, remove, unused
+from torch_cudal1.source.unused import Unused, compiled, remove, unused, whole
 from torch_cudal1.view import text
 from torch_cudal1.view.terminal import Screen
 
@@ -114,8 +115,9 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Delete the entries named, the broken ones, or all, each with what held its candidates in quarantine.
 
-    All means kernels kept for later searches too. With --quarantined only the quarantine goes: the entries may run again. With
-    --unused only folders that nothing leads to. Without --yes it says what would go. Exit code 1 if a file or a folder stayed.
+    All means what is kept for later searches too: kernels, and their times. With --quarantined only the quarantine goes: the
+    entries may run again. With --unused only folders that nothing leads to. Without --yes it says what would go. Exit code 1 if a
+    file or a folder stayed.
     """
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
@@ -129,7 +131,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     def named(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
 
-    folders = list(compiled(cache.root)) if everything else []
+    folders = [*compiled(cache.root), *whole(timings.home(cache.root), "times of kernels measured here")] if everything else []
     if not args.yes:
         found = list(cache.entries())
         doomed = [f.path for f in found if everything or isinstance(f, Broken) or named(f.entry)]

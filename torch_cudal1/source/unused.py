@@ -30,7 +30,7 @@ from torch_cudal1.source.imported import IMPORT_LOCK, imported_bundles, left_beh
 from torch_cudal1.source.inventory import held_in
 from torch_cudal1.source.store import files_under, hold, read_file, size_of
 
-__all__ = ["Unused", "compiled", "remove", "unused"]
+__all__ = ["Unused", "compiled", "remove", "unused", "whole"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LEAVING = ".purged-"
@@ -64,6 +64,13 @@ def compiled(cache_dir: Path) -> Iterator[Unused]:
     for folder in (*left, *(one for one in _subfolders(home) if one not in left)):
         why = "kernels compiled here" if folder.name == versions_name() else "kernels that other versions compiled"
         yield Unused(folder, "a purge was killed" if folder in left else why, _size(folder), home / _PURGE_LOCK)
+
+
+def whole(folder: Path, why: str) -> Iterator[Unused]:
+    """A folder of ours as it is, if it is there, and what a killed purge left of it."""
+    for one in _subfolders(folder.parent):
+        if one.name in (folder.name, _LEAVING + folder.name):
+            yield Unused(one, why if one.name == folder.name else "a purge was killed", _size(one), folder.parent / _PURGE_LOCK)
 
 
 def remove(found: Unused) -> str:
