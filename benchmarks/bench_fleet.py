@@ -1,9 +1,9 @@
 """`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second, as the command itself does it, start of the workers included.
 
 Each run has the same number of tasks for each worker, all of them different and none known: a machine that scales perfectly takes
-as long for four workers as for one. Inductor's and Triton's caches are empty for every run. A run whose tasks did not all end well
-is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the command gives them; `--cores-per-device`
-gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with cores, not cores.
+as long for four workers as for one. Inductor's and Triton's caches are empty for every run. A run whose tasks did not all end well,
+or that judged no candidate, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the command gives
+them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with cores, not cores.
 """
 
 from __future__ import annotations
@@ -156,9 +156,12 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
     except (ValueError, KeyError):
         last = (errors.strip().splitlines() or [""])[-1]
         return Run(workers, len(paths), "failed", f"exit code {process.returncode}, no results: {last[:300]}", seconds)
-    wrong = next((one["error"] for one in results if one["error"]), "") or (
-        "" if len(results) == len(paths) else "a task is missing"
-    )
+    judged = sum(one["built"] for one in results)
+    wrong = next((one["error"] for one in results if one["error"]), "")
+    if not wrong and len(results) != len(paths):
+        wrong = "a task is missing"
+    elif not wrong and not judged:
+        wrong = "no candidate was judged, only baselines were raced: give it a larger --budget-s"
     return Run(
         workers,
         len(paths),
@@ -166,7 +169,7 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
         wrong[:300],
         seconds,
         None if wrong else len(paths) / seconds,
-        sum(one["built"] for one in results),
+        judged,
         [one["seconds"] for one in results],
     )
 

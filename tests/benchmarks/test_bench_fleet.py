@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,20 @@ def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(tmp_pat
     assert main(["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)]) == 1
     (row,) = load(out)["rows"]
     assert (row["status"], row["tasks_per_s"]) == ("failed", None)
+
+
+@pytest.mark.parametrize(("built", "reason"), [(0, "no candidate was judged"), (2, "")])
+def test_a_run_that_only_raced_baselines_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: int, reason: str
+) -> None:
+    """The command is a stand-in that answers at once."""
+    answer = json.dumps({"results": [{"error": "", "built": built, "seconds": 1.0}]})
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    out = tmp_path / "fleet.json"
+    assert main(["--devices", "cpu", "--counts", "1", "--tasks-per-worker", "1", "--out", str(out)]) == bool(reason)
+    (row,) = load(out)["rows"]
+    assert row["reason"].startswith(reason)
+    assert (row["status"], row["judged"]) == ("failed" if reason else "ok", built)
