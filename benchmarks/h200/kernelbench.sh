@@ -23,6 +23,8 @@ cores=$(nproc --all) gpus=$(nvidia-smi -L 2>/dev/null | grep -c GPU)
 [ "$gpus" -gt 0 ] || gpus=1
 workers=${WORKERS:-$((cores / gpus / 2))}
 [ "$workers" -gt 0 ] || workers=1
+threads=$((cores / gpus / workers)) # a network of hundreds of kernels compiles for minutes on one core
+[ "$threads" -gt 0 ] || threads=1
 # shellcheck disable=SC2206  # words
 only=(${ONLY:+--only $ONLY}) known=("$OUT/$name"-*.jsonl ${KNOWN:-})
 candidates=()
@@ -38,7 +40,7 @@ candidates=()
 compiling=$!
 
 timeout -s TERM -k 10 $((seconds + 20)) "$python" -m benchmarks.kernelbench run "$tasks" --out "$rows" --known "${known[@]}" \
-    --claims "$work/claims" --work "$work" --device "$device" --profile "${PROFILE:-fast}" --rights "$rights" --workers "$workers" \
+    --claims "$work/claims" --work "$work" --device "$device" --profile "${PROFILE:-fast}" --rights "$rights" --workers "$workers" --threads "$threads" \
     --budget-s "$seconds" --reserve-s "${RESERVE:-40}" "${only[@]}" "${candidates[@]}" >>"$log" 2>&1
 code=$?
 kill "$compiling" 2>/dev/null
