@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge import arena
 from torch_cudal1.judge.arena import Arena, Verbs, arena_of, lend, lend_also, return_to_first, withdraw
 from torch_cudal1.judge.channel import in_arena, load_tensors, save_tensors
 from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.rawcopy import RefusedOutput, raw_tensors
-from torch_cudal1.judge.sandbox import Child
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.program.model import TensorSpec
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
@@ -122,6 +123,29 @@ def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
         child.call("put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base="")
 
 
+def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_takes_minutes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def share(size_bytes: int, device: torch.device) -> Arena:
+        asked.append(size_bytes)
+        raise SandboxError("sharing memory of the GPU", "cuMemAlloc_v2 answered 2")
+
+    monkeypatch.setattr(arena, "share", share)
+    with Child(limits_for(Settings(), CPU), Contract()) as child:
+        lend(child.scratch, arena_of(folder))  # as if its device had such memory
+        path = child.new_file()
+        with child.room(1 << 30):
+            layout = save_tensors([torch.randn(SIZE)], path)
+            child.call("put", name="set", layout=layout, path=str(path), base="")
+        assert asked == [1 << 30] * 2  # the second time after PyTorch gave back what it had kept
+        with pytest.raises(CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc") as failed, child.room(6 << 30):
+            raise AssertionError("the body must not run")
+        assert failed.value.detector == "resource"
+        assert child.usable
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> None:
@@ -139,9 +163,8 @@ def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> N
         assert child.call("unchanged", name="set")["changed"] == []
         small = child.new_file()
         child.call("put", name="small", layout=save_tensors([torch.ones(4, device=device)], small), path=str(small), base="")
-        with child.room(1 << 60):  # nobody has that much: through files, as without
-            layout = save_tensors([value], child.new_file())
-            assert not in_arena(layout)
+        with pytest.raises(CandidateFailure, match="no room"), child.room(1 << 60):
+            raise AssertionError("nobody has that much")
 
 
 @pytest.mark.gpu

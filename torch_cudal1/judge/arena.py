@@ -19,7 +19,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 
-__all__ = ["Arena", "Verbs", "arena_of", "lend", "lend_also", "open_arena", "return_to_first", "share", "withdraw"]
+__all__ = ["Arena", "Verbs", "arena_of", "lend", "lend_also", "open_arena", "return_to_first", "share", "share_at_once", "withdraw"]
 
 _ALIGNMENT = 512
 _HANDLE_BYTES = 64
@@ -129,6 +129,15 @@ def share(size_bytes: int, device: torch.device) -> Arena:
         _ask(cuda, "cuMemFree_v2", address)
         raise
     return _made(cuda, device, address, size_bytes, "cuMemFree_v2", ctypes.string_at(ctypes.byref(handle), _HANDLE_BYTES).hex())
+
+
+def share_at_once(size_bytes: int, device: torch.device) -> Arena:
+    """As `share`; where the driver has no such memory, what PyTorch keeps for later goes back to it first. Raises SandboxError."""
+    try:
+        return share(size_bytes, device)
+    except SandboxError:
+        torch.cuda.empty_cache()
+        return share(size_bytes, device)
 
 
 def open_arena(handle: str, size_bytes: int, device: torch.device) -> Arena:

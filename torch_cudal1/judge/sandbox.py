@@ -46,6 +46,7 @@ __all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
 WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
+_MOST_BY_FILE_BYTES = 2 << 30  # a GiB takes seconds to the host and back
 _TAIL_CHARS = 600
 _ERROR_CHARS = 2000
 
@@ -166,7 +167,8 @@ class Child:
     def room(self, size_bytes: int) -> Iterator[None]:
         """Share more of the GPU's memory for the messages of the body, if they need more than there is between messages.
 
-        Without a GPU, or where it has no such memory left, they go through files as ever. Raises CandidateFailure.
+        Without a GPU, or where it has no such memory left, they go through files as ever, unless they would for minutes. Raises
+        CandidateFailure.
         """
         standing = arena.arena_of(self.scratch)
         if standing is None or size_bytes <= standing.size_bytes or not self._widened(size_bytes):
@@ -183,9 +185,12 @@ class Child:
 
     def _widened(self, size_bytes: int) -> bool:
         try:
-            wide = arena.share(size_bytes, self.limits.device)
+            wide = arena.share_at_once(size_bytes, self.limits.device)
         except SandboxError as error:
             observe.record("judge", "arena", "none", reason=error.found)
+            if size_bytes > _MOST_BY_FILE_BYTES:
+                found = f"the GPU has no room for a message of {size_bytes / (1 << 30):.1f} GiB: {error.found}"
+                raise CandidateFailure("handing tensors over", found, "resource") from error
             return False
         arena.lend_also(self.scratch, wide)
         try:
