@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import report
+from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
@@ -94,11 +95,10 @@ def measured(case: Case, device: torch.device, rounds: int) -> Row:
 
 
 def _seconds(call: Callable[[], torch.Tensor], device: torch.device) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+    synchronise(device)
     begin = time.perf_counter()
     call()
-    wait()
+    synchronise(device)
     return time.perf_counter() - begin
 
 

@@ -32,7 +32,7 @@ __all__ = ["Measured", "against", "floor_us", "is_drained", "measure"]
 _LOOKS, _SETTLE_S = 3, 0.05  # the columns have been called before; the clocks of the GPU rise while they take turns
 _LOCK_WAIT_S = 600.0
 _DRAIN_S, _PROBED_S = 20.0, 0.05
-_LONG_S, _LONG_SHARE = 5e-4, 0.2  # an empty GPU answers in 20 us; processes on one take turns of milliseconds
+_LONG_S, _LONG_SHARE = 5e-4, 0.2  # an empty GPU answers far sooner; processes on one take turns of milliseconds
 _MOST_ROUNDS = 100_000
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from torch_cudal1.commands.trust import bad_signatures, list_problems, unchecked_signatures, vouching
 from torch_cudal1.errors import SettingError
-from torch_cudal1.learned import timings
 from torch_cudal1.place import cache_for
 from torch_cudal1.records import Entry
 from torch_cudal1.settings import Settings
-from torch_cudal1.source.built_files import kept_under
+from torch_cudal1.source.built_files import kept_under, timings_home
 from torch_cudal1.source.cache import Broken, Found, LocalCache
 from torch_cudal1.source.quarantine import Quarantined, lift, records
 from torch_cudal1.source.trust import Refused, Vouched
@@ -131,7 +130,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     def named(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
 
-    folders = [*compiled(cache.root), *whole(timings.home(cache.root), "times of kernels measured here")] if everything else []
+    folders = [*compiled(cache.root), *whole(timings_home(cache.root), "times of kernels measured here")] if everything else []
     if not args.yes:
         found = list(cache.entries())
         doomed = [f.path for f in found if everything or isinstance(f, Broken) or named(f.entry)]

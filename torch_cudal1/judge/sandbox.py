@@ -46,7 +46,7 @@ __all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
 WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
-_MOST_BY_FILE_BYTES = 2 << 30  # a GiB takes seconds to the host and back
+_MOST_BY_FILE_BYTES = 2 << 30  # larger ones would pass through the host, and the budget is seconds
 _TAIL_CHARS = 600
 _ERROR_CHARS = 2000
 

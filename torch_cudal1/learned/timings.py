@@ -20,11 +20,12 @@ from typing import Any, TypeAlias
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.traits import Island
 from torch_cudal1.records import Contract, Miss, Target
+from torch_cudal1.source.built_files import timings_home
 from torch_cudal1.source.entry_file import digest_of
 from torch_cudal1.source.store import NotStored, Stored, read_file, write_file
 from torch_cudal1.version import __version__
 
-__all__ = ["Config", "Timing", "add", "home", "parsed", "path_of", "read", "timing_of"]
+__all__ = ["Config", "Timing", "add", "parsed", "path_of", "read", "timing_of"]
 
 Config: TypeAlias = Mapping[str, int | str | bool]
 
@@ -60,15 +61,10 @@ def timing_of(island: Island, proposal: Proposal, us: float) -> Timing:
     return Timing(island.family, island.sizes, dict(proposal.config), round(island.bound_us(proposal), 4), round(us, 4))
 
 
-def home(root: Path) -> Path:
-    """The folder of all such files below a cache's."""
-    return root / "timings"
-
-
 def path_of(root: Path, target: Target, contract: Contract) -> Path:
     """The file below a cache's folder. The GPU's name and the contract tell times apart; another version has other kernels."""
     name = digest_of([target.device, target.arch, target.sku, contract.digest, __version__])
-    return home(root) / f"{name[:32]}.jsonl"
+    return timings_home(root) / f"{name[:32]}.jsonl"
 
 
 def add(path: Path, timings: Sequence[Timing]) -> Stored | NotStored:

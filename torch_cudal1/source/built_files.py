@@ -21,7 +21,7 @@ from torch_cudal1.machine import triton_version
 from torch_cudal1.source.store import files_under, size_of
 from torch_cudal1.version import __version__
 
-__all__ = ["Kept", "built_home", "built_path", "kept_under", "versions_name"]
+__all__ = ["Kept", "built_home", "built_path", "kept_under", "timings_home", "versions_name"]
 
 _TEMPLATES = Path(__file__).parent.parent / "kernels"
 _ENDINGS = (".safetensors", ".json")
@@ -38,6 +38,11 @@ class Kept:
 def built_home(cache_dir: Path) -> Path:
     """The folder of all compiled kernels of a cache."""
     return cache_dir / "built"
+
+
+def timings_home(cache_dir: Path) -> Path:
+    """The folder of what races have measured of them, which `learned.timings` fills."""
+    return cache_dir / "timings"
 
 
 def built_path(cache_dir: Path, key: str) -> Path:
