@@ -162,13 +162,14 @@ def _overhead(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _fleet(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = [*_heading(name, found), "| warm-up workers | tasks | tasks a second | over one worker |", "|---|---|---|---|"]
+    lines = [*_heading(name, found), "| warm-up workers | tasks | judged | tasks a second | over one worker |"]
+    lines.append("|---|---|---|---|---|")
     for row in found["rows"]:
         if row["status"] != "ok":
-            lines.append(f"| {row['workers']} | {row['tasks']} | {row['status']}: {row['reason']} | |")
+            lines.append(f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['status']}: {row['reason']} | |")
             continue
         over = found["throughput_over_one"][str(row["workers"])]
-        lines.append(f"| {row['workers']} | {row['tasks']} | {row['tasks_per_s']:.3f} | {over:.2f} |")
+        lines.append(f"| {row['workers']} | {row['tasks']} | {row['judged']} | {row['tasks_per_s']:.3f} | {over:.2f} |")
     return lines
 
 
