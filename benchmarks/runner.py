@@ -159,9 +159,19 @@ def start(case: Case, contender: Contender, refs: Sequence[tuple[Inputs, Referen
 
 
 def measure(
-    case: Case, lives: Sequence[Live], refs: Sequence[tuple[Inputs, Reference]], *, rounds: int, eager: str, compiled: str
+    case: Case,
+    lives: Sequence[Live],
+    refs: Sequence[tuple[Inputs, Reference]],
+    *,
+    rounds: int,
+    eager: str,
+    compiled: str,
+    narrow: float = 0.0,
+    more_s: float = 0.0,
 ) -> list[Row]:
-    """Time the contenders (`rounds` samples each), verify those timed once more, and return a row for each.
+    """Time the contenders, verify those timed once more, and return a row for each.
+
+    `rounds`, `narrow` and `more_s` are `timing.sample`'s.
 
     `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among `lives` leaves its column None.
     """
@@ -175,7 +185,7 @@ def measure(
             except Exception as error:  # noqa: BLE001  as in `start`: a contender that stops working is a row
                 crashed[name] = _describe(error)
                 del runs[name]
-        samples = sample(runs, device=case.device, rounds=rounds)
+        samples = sample(runs, device=case.device, rounds=rounds, narrow=narrow, more_s=more_s)
         for live in lives:
             if live.contender.name in runs:
                 live.verdict += _verify(case, live.call, live.module, refs[:1])

@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_cudal1 import observe
+from torch_cudal1 import observe, recurrent_frames
 from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import CacheMissError, NotLowerableError, SettingError
 from torch_cudal1.settings import Settings
@@ -44,6 +44,10 @@ def cudal1(
     from torch_cudal1 import recording
 
     settings, inductor_options = _split(options or {}, mode)
+    if recurrent_frames.left_to_dynamo(gm.graph, enabled=settings.enabled):
+        from torch._dynamo.exc import TensorifyScalarRestartAnalysis  # the one of Dynamo's own that it lets a backend raise
+
+        raise TensorifyScalarRestartAnalysis(restart_reason="a recurrent layer that is no single step")
     if not settings.enabled:
         observe.record("capture", "switched_off")
         return _inductor(gm, example_inputs, inductor_options)
@@ -309,16 +313,18 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Exactly what torch.compile does: same function, same options, same caches. Where the program `file` is missing Triton gets
-    the answer that it gives elsewhere, and so names what it builds as it does there.
+    the answer that it gives elsewhere, and so names what it builds as it does there. A recurrent layer, which torch.compile never
+    hands to it, is eager's in one step.
     """
     from torch_cudal1.machine import device_of
+    from torch_cudal1.program.recurrent import as_steps
     from torch_cudal1.stand_in import linkage_told
 
     with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
     with linkage_told(device_of(list(inputs))):
-        return cast(Callable[..., Any], compile_fx(gm, list(inputs), config_patches=options or None))
+        return cast(Callable[..., Any], compile_fx(as_steps(gm), list(inputs), config_patches=options or None))
 
 
 def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:
@@ -342,3 +348,6 @@ def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict
             raise SettingError(name, value, "a setting of torch_cudal1 or an option of torch._inductor.config")
         patches[name.replace("-", "_")] = value
     return settings, patches
+
+
+recurrent_frames.install()

@@ -17,7 +17,7 @@ import torch, cudal1, benchmarks.bench_models
 assert sys.argv[1] == "cpu" or torch.cuda.is_available(), "no GPU"
 PY
 timeout -k 10 $((total_s + 30)) "$python" -m benchmarks.bench_models --device "$device" --sizes "$sizes" \
-    --phases "$phases" --models "$models" --budget-s "$budget_s" --rounds "$rounds" --time-limit-s "$each_s" \
+    --phases "$phases" --models "$models" --budget-s "$budget_s" --rounds "$rounds" --more-s "${MORE_S:-10}" --time-limit-s "$each_s" \
     --total-limit-s "$total_s" --prefill-limit-s "${PREFILL_S:-90}" ${PREFILL---prefill} --out "$OUT/$name.json" \
     >"$OUT/$name.txt" 2>&1
 code=$?

@@ -8,6 +8,7 @@ only, and runs it as eager does: where the weights lie one behind the other, cuD
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["TARGETS", "operator_of", "target_of", "whole"]
+__all__ = ["TARGETS", "as_steps", "operator_of", "served", "target_of", "whole"]
 
 _NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 TARGETS = frozenset(f"aten.{name}.input" for name in _NAMES)
@@ -47,6 +48,33 @@ class whole(TorchFunctionMode):
         if target is not None and not kwargs and _is_served(args):
             return operator_of(target)(*args)
         return func(*args, **(kwargs or {}))
+
+
+def served(graph: torch.fx.Graph) -> list[bool]:
+    """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one step."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target in _recurrent_functions()]
+    return [not node.kwargs and _is_served(_example_values(node.args)) for node in calls]
+
+
+def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A Dynamo graph as `whole` would trace it; `module` itself where it calls no recurrent layer.
+
+    For a compiler with caches of its own, which tell graphs apart by what they call and know nothing of a mode around them.
+    """
+    if not served(module.graph):
+        return module
+    found = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    found.meta.update(module.meta)
+    for node in found.graph.nodes:
+        target = _recurrent_functions().get(node.target) if node.op == "call_function" else None
+        if target is not None and not node.kwargs and _is_served(_example_values(node.args)):
+            node.target = operator_of(target)
+    found.recompile()
+    return found
+
+
+def _example_values(args: Any) -> Any:
+    return torch.fx.node.map_arg(args, lambda node: node.meta["example_value"])
 
 
 @cache
