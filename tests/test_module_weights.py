@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import weakref
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import plant
+from tests.entries import Runs, plant, shifted
+from torch_cudal1.flat import own_copy, stand_in
 
 
 class Tied(nn.Module):
@@ -195,3 +197,56 @@ def test_weights_that_were_replaced_are_let_go(tmp_path: Path):
             module(x)
     gc.collect()
     assert old() is None
+
+
+class Closed(nn.Module):
+    """minGPT's habit: part of the forward is a function over the module's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)})
+        parts = self.parts
+        inner = lambda x: parts["up"](x).relu()
+        self.mlp = lambda x: parts["down"](inner(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(x)
+
+
+def test_a_function_over_its_own_layers_is_captured_and_follows_them(runs: Runs, tmp_path: Path) -> None:
+    module, x = Closed().eval(), torch.randn(3, 8)
+    with torch.no_grad():
+        plant(module, x, tmp_path, change=shifted)
+        plain = module(x)
+        accelerated = torch_cudal1.accelerate(module, (x,), cache_dir=tmp_path, strictness="error")
+        torch.testing.assert_close(accelerated(x), plain + 1)
+        module.parts["up"].weight.mul_(2)
+        expected = x + module.mlp(x)
+        torch.testing.assert_close(accelerated(x), expected + 1)
+        assert not torch.allclose(expected, plain)
+    twin = stand_in(module)
+    assert twin.mlp is not module.mlp
+    assert twin.mlp.__closure__[0].cell_contents is not module.mlp.__closure__[0].cell_contents
+    assert module.mlp.__closure__[1].cell_contents is module.parts  # the user's own is as it was
+
+
+def test_a_copy_whose_function_calls_the_originals_layers_runs_its_own_forward() -> None:
+    module, x = Closed().eval(), torch.randn(3, 8)
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        module.parts["up"].weight.mul_(3)
+        accelerated = torch_cudal1.accelerate(copied, (x,))
+        assert torch.equal(accelerated(x), x + module.mlp(x))
+        module.parts["up"].weight.mul_(3)
+        assert torch.equal(accelerated(x), x + module.mlp(x))
+
+
+def test_a_copy_of_our_own_computes_with_its_own_layers() -> None:
+    module, x = Closed().eval(), torch.randn(3, 8)
+    copied = own_copy(module)
+    with torch.no_grad():
+        before = copied(x)
+        module.parts["up"].weight.zero_()
+        assert torch.equal(copied(x), before)
+        copied.parts["up"].weight.mul_(2)
+        assert not torch.equal(copied(x), before)

@@ -49,7 +49,7 @@ class Seen:
 
 @pytest.fixture
 def frames() -> None:
-    recurrent_frames.install()  # the fixture before has reset Dynamo
+    recurrent_frames.install(backend.cudal1)  # the fixture before has reset Dynamo
 
 
 @pytest.fixture
@@ -165,12 +165,17 @@ def test_a_graph_names_its_steps_for_inductors_caches(seen: Seen, x: torch.Tenso
 
 _PROCESS = """
 import torch
-from torch_cudal1.backend import cudal1
-from tests.test_recurrent_frames import Tagger
+from torch import nn
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
 torch.manual_seed(0)
 model, x = Tagger().eval(), torch.randn(3, 5, 8)
 with torch.no_grad():
-    torch.testing.assert_close(torch.compile(model, backend=cudal1, options={"strictness": "error"})(x), model(x))
+    torch.testing.assert_close(torch.compile(model, backend="cudal1", options={"strictness": "error"})(x), model(x))
 from torch._dynamo.utils import counters
 print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
 """

@@ -43,6 +43,7 @@ def cudal1(
     """
     from torch_cudal1 import recording
 
+    recurrent_frames.install(cudal1)
     settings, inductor_options = _split(options or {}, mode)
     if recurrent_frames.left_to_dynamo(gm.graph, enabled=settings.enabled):
         from torch._dynamo.exc import TensorifyScalarRestartAnalysis  # the one of Dynamo's own that it lets a backend raise
@@ -350,4 +351,4 @@ def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict
     return settings, patches
 
 
-recurrent_frames.install()
+recurrent_frames.install(cudal1)

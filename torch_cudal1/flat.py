@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, TypeAlias
+from types import CellType, FunctionType, ModuleType
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -22,8 +22,9 @@ from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.errors import NotLowerableError
 
-__all__ = ["Call", "Flat", "keeping_versions", "random_kept", "stand_in"]
+__all__ = ["Call", "Flat", "keeping_versions", "own_copy", "random_kept", "stand_in"]
 
+M = TypeVar("M", bound=torch.nn.Module)
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
 _PLAIN = (bool, int, float, str)
 _SHARED = (ModuleType, torch.Generator, torch.Stream, torch.Event)  # no copy of these exists, and tracing does not change them
@@ -130,13 +131,55 @@ def stand_in(module: torch.nn.Module) -> torch.nn.Module:
     for part in module.modules():
         shared += [value for value in vars(part).values() if isinstance(value, (torch.Tensor, *_SHARED))]
     try:
-        copied = copy.deepcopy(module, {id(thing): thing for thing in shared})
+        copied = own_copy(module, shared)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
         raise NotLowerableError(f"it cannot be copied for tracing: {type(error).__name__}: {error}") from error
     for part in copied.modules():
         if isinstance(part, torch.nn.RNNBase):  # would ask the fake weights where they lie, to move them together
             part.__dict__["flatten_parameters"] = _leave_as_it_is
     return copied
+
+
+def own_copy(module: M, shared: Iterable[Any] = ()) -> M:
+    """A deep copy that calls no layer of the original, and has what is in `shared` in common with it. Raises what deepcopy raises.
+
+    deepcopy leaves functions as they are: after `m = self.mlp; self.mlpf = lambda x: m.act(m.fc(x))` a copy would compute with the
+    original's weights. The copy's functions get its own modules.
+    """
+    copies: dict[int, Any] = {id(thing): thing for thing in shared}
+    copied = copy.deepcopy(module, copies)
+    for part in copied.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, FunctionType):
+                part.__dict__[name] = _over_copies(value, copies)
+    return copied
+
+
+def _over_copies(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
+    """`function` with the copies of the modules in its closure. What has no copy stays."""
+    if (known := copies.get(id(function))) is not None:
+        return cast(FunctionType, known)
+    copies[id(function)] = function  # one that calls itself ends here
+    closure = function.__closure__ or ()
+    cells = tuple(_over_copy(cell, copies) for cell in closure)
+    if all(new is old for new, old in zip(cells, closure, strict=True)):
+        return function
+    found = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    found.__kwdefaults__ = function.__kwdefaults__
+    copies[id(function)] = found
+    return found
+
+
+def _over_copy(cell: CellType, copies: dict[int, Any]) -> CellType:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # still empty
+        return cell
+    if isinstance(content, FunctionType):
+        twin: Any = _over_copies(content, copies)
+    else:
+        twin = copies.get(id(content), content) if isinstance(content, torch.nn.Module) else content
+    return cell if twin is content else CellType(twin)
 
 
 def _leave_as_it_is() -> None:

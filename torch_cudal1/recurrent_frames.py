@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,16 +24,21 @@ __all__ = ["install", "left_to_dynamo"]
 
 _TRACER = "torch._dynamo.convert_frame", "_compile"  # the function whose locals are the backend and what the user's frame holds
 _BACKEND, _HELD = "compiler_fn", "locals"
+_backend: Callable[..., Any] | None = None
 _opened = False  # whether allow_rnn is true through us; Dynamo compiles under one lock
 
 
-def install() -> None:
-    """Have Dynamo tell when it compiles. Any number of times: `torch._dynamo.reset()` forgets it."""
-    from torch._dynamo.callback import callback_handler
+def install(backend: Callable[..., Any]) -> None:
+    """Have Dynamo tell when it compiles for `backend`. Any number of times: `torch._dynamo.reset()` forgets it.
 
-    if _open not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_open)
-        callback_handler.register_end_callback(_close)
+    Where Dynamo is not loaded yet, nothing is done: importing it takes seconds, and its first graph for us comes here again.
+    """
+    global _backend
+    _backend = backend
+    dynamo = sys.modules.get("torch._dynamo.callback")
+    if dynamo is not None and _open not in dynamo.callback_handler.start_callbacks:
+        dynamo.callback_handler.register_start_callback(_open)
+        dynamo.callback_handler.register_end_callback(_close)
 
 
 def left_to_dynamo(graph: fx.Graph, *, enabled: bool) -> bool:
@@ -80,10 +85,9 @@ def _tracer(frame: types.FrameType | None) -> Mapping[str, Any]:
 
 
 def _is_ours(compiler: Any) -> bool:
-    from torch_cudal1.backend import cudal1
-
     compiler = getattr(compiler, "_torchdynamo_orig_backend", compiler)
-    return getattr(compiler, "compiler_fn", compiler) is cudal1  # torch.compile wraps it, together with its options
+    found = getattr(compiler, "compiler_fn", compiler)  # torch.compile wraps it, together with its options
+    return found is not None and found is _backend
 
 
 def _holds_packed(held: Any, depth: int = 3) -> bool:

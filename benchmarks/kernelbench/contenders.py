@@ -6,7 +6,6 @@ release is never run here: the package's judge says of it what it says of everyb
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import OURS, Job
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.flat import own_copy
 from torch_cudal1.judge import warm
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
 from torch_cudal1.judge.sandbox import limits_for
@@ -59,7 +59,7 @@ def tuned(
     name: str, module: nn.Module, inputs: tuple[Any, ...], job: Job, cache: Path, say: Callable[[str, float | None], None]
 ) -> Tuned:
     """Search for this task now, within the profile's budget, in the present precision. Raises what `accelerate` raises."""
-    own = copy.deepcopy(module)
+    own = own_copy(module)
     for layer in own.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout

@@ -6,7 +6,6 @@ eager's, which is said in the row. Every call starts from the same random state,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.compare import Reference, compare, reference
 from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
+from torch_cudal1.flat import own_copy
 from torch_cudal1.judge.granted import UsingRights
 from torch_cudal1.machine import contract_for
 from torch_cudal1.settings import Settings
@@ -58,7 +58,7 @@ def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
     if sum(tensor.nbytes for tensor in runs[0].values()) < _LARGE_BYTES:
         runs += [_outputs(module, inputs) for _ in range(_EAGER_RUNS - 1)]
     try:
-        exact = _outputs(copy.deepcopy(module).double(), pytree.tree_map(_double, inputs))
+        exact = _outputs(own_copy(module).double(), pytree.tree_map(_double, inputs))
         if list(exact) != list(runs[0]):
             return Expected(inputs, runs[0], None, "the float64 run has other outputs")
         if rights := contract_for(Settings()).rights:  # everyone has them, whatever use cuDNN makes of them here

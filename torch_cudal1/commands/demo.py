@@ -7,7 +7,6 @@ shortcuts that are refused, stay in the table.
 from __future__ import annotations
 
 import argparse
-import copy
 import tempfile
 import time
 import warnings
@@ -23,6 +22,7 @@ from torch_cudal1.commands import device, doctor, measure
 from torch_cudal1.commands.demo_modules import MODELS, Model
 from torch_cudal1.errors import Cudal1Error, SettingError
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.flat import own_copy
 from torch_cudal1.judge import kept_warm
 from torch_cudal1.settings import Settings
 from torch_cudal1.targets import moved
@@ -113,7 +113,7 @@ def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallbac
     reference = measure.exact(module, inputs)
     with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
         ours = cudal1.accelerate(
-            copy.deepcopy(module),
+            own_copy(module),
             inputs,
             settings=job.settings.but(
                 budget_s=max(1.0, share_s * _SEARCH_SHARE), assume_finite=model.assume_finite or job.settings.assume_finite

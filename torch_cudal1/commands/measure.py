@@ -6,7 +6,6 @@ float64 gives a None.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_cudal1.explanation import EndToEnd, Interval
+from torch_cudal1.flat import own_copy
 from torch_cudal1.judge.measure import sample_pairs
 from torch_cudal1.judge.statistics import PairedSummary, summarise
 
@@ -46,7 +46,7 @@ def end_to_end(eager: torch.nn.Module, ours: torch.nn.Module | None, inputs: tup
 
 def exact(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any | None:
     """What a float64 copy of the module answers; None where an operator has no float64 form."""
-    wide = copy.deepcopy(module).double()
+    wide = own_copy(module).double()
     try:
         with torch.no_grad():
             return wide(*_pytree.tree_map(_widen, inputs))
@@ -85,7 +85,7 @@ def _call(module: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], o
 
 def _compiled(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Callable[[], object] | None:
     """torch.compile's default, warmed; None where it cannot compile here (no C++ compiler, for one)."""
-    run = _call(torch.compile(copy.deepcopy(module)), inputs)
+    run = _call(torch.compile(own_copy(module)), inputs)
     try:
         run()
     except RuntimeError:  # torch's compiler errors are RuntimeErrors; the page then shows no number against torch.compile
