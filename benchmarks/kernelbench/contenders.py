@@ -99,6 +99,7 @@ def _told(module: nn.Module) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "counters": dict(seen.counters),
         "seconds": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("search", "seconds")],
+        "races": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "baselines")],
         "heats": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "heat")],
         "validations": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("judge", "validated")],
         "fallbacks": [str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback"],

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.kernelbench import NAMES, constructor_arguments
 
-__all__ = ["Demand", "Made", "demand", "import_source", "make_inputs", "make_module", "tensor_bytes"]
+__all__ = ["Demand", "Made", "demand", "fake_module", "import_source", "make_inputs", "make_module", "tensor_bytes"]
 
 _SEED = 42
 _LARGEST_KEPT = 4  # intermediates of the largest size that are alive at once
@@ -88,6 +88,17 @@ class Demand:
         return self.least_bytes - self.given_bytes
 
 
+def fake_module(made: Made) -> nn.Module:
+    """The task's module without memory for its weights, in FakeTensorMode; with it where its constructor asks tensors for values
+    (a Swin transformer its rates of stochastic depth).
+    """
+    try:
+        return made.module()
+    except DataDependentOutputException:
+        with unset_fake_temporarily():
+            return made.module()
+
+
 def demand(made: Made, mode: str) -> Demand | None:
     """The task's demand; None where fake tensors cannot run it.
 
@@ -96,7 +107,7 @@ def demand(made: Made, mode: str) -> Demand | None:
     counter = FlopCounterMode(display=False)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
-            module, inputs = made.module().train(mode == "train"), made.source.get_inputs()
+            module, inputs = fake_module(made).train(mode == "train"), made.source.get_inputs()
             held: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
             outputs.sizes.clear()
             with counter:

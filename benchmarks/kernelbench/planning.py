@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.kernelbench.loading import import_source
+from benchmarks.kernelbench.loading import fake_module, import_source
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
 from torch_cudal1.errors import NotLowerableError, ProgramError
@@ -130,7 +130,7 @@ def captured(task: Task) -> Region:
         path.write_text(task.source, encoding="utf-8")
         made = import_source(path)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            flat = Flat(made.module().eval(), tuple(made.source.get_inputs()), {})
+            flat = Flat(fake_module(made).eval(), tuple(made.source.get_inputs()), {})
             (graph,) = trace(flat, flat.tensors).graphs
             region = lower(graph.module, static=graph.static, kind=graph.kind, name=task.key).region
     return replace(region, program=_on_cuda(region.program))

@@ -246,6 +246,14 @@ def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
     assert demand(made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval") is None
 
 
+def test_a_constructor_that_needs_values_has_one(tmp_path: Path) -> None:
+    """As that of a Swin transformer, which reads its rates of stochastic depth from a tensor."""
+    constructor = "    def __init__(self):\n        super().__init__()\n        self.rate = torch.linspace(0, 1, 3)[1].item()\n"
+    found = demand(made(tmp_path, DIAGONAL.replace("    def forward", constructor + "    def forward")), "eval")
+    assert found is not None
+    assert found == demand(made(tmp_path), "eval")
+
+
 @pytest.mark.parametrize(("needs", "floor"), [(Demand(0, 4_000_000, 0), 1.0), (Demand(0, 4_000_000, 3_000_000_000), 6.0)])
 def test_the_floor_is_the_larger_of_bytes_and_products(monkeypatch: pytest.MonkeyPatch, needs: Demand, floor: float) -> None:
     monkeypatch.setattr(measuring, "ceiling", lambda device: Ceiling({4: 5e14}, 4e12, 0.0))
