@@ -117,6 +117,26 @@ def test_dropout_between_layers_is_left_to_dynamo(seen: Seen, x: torch.Tensor) -
     assert seen.layers == []
 
 
+@pytest.mark.parametrize(("dropout", "layers", "graphs"), [(0.0, [True], 2), (0.5, [], 0)])
+def test_a_graph_break_after_the_layer(dropout: float, layers: list[bool], graphs: int, seen: Seen, x: torch.Tensor) -> None:
+    """Dynamo by itself skips the whole frame of a layer that it does not trace."""
+
+    class Broken(Tagger):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = self.layer(x.relu())[0].tanh()
+            torch._dynamo.graph_break()
+            return self.head(found)
+
+    model = Broken(num_layers=2, dropout=dropout).train()
+    with torch.no_grad():
+        torch.manual_seed(3)
+        found = torch.compile(model, backend=backend.cudal1)(x)
+        torch.manual_seed(3)
+        assert torch.equal(found, model(x))
+    assert seen.layers == layers
+    assert len(seen.graphs) == graphs
+
+
 def test_switched_off_it_is_plain_torch_compile(seen: Seen, x: torch.Tensor) -> None:
     with torch.no_grad():
         torch.compile(Tagger().eval(), backend=backend.cudal1, options={"enabled": False})(x)

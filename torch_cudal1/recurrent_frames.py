@@ -59,7 +59,7 @@ def _open(_: Any = None) -> None:
     if torch.is_grad_enabled() or _autocasts() or config.allow_rnn:
         return
     tracer = _tracer(sys._getframe(1))
-    if _is_ours(tracer.get(_BACKEND)) and not _holds_packed(tracer.get(_HELD, {})):
+    if _is_ours(tracer.get(_BACKEND)) and not _holds_packed(dict(tracer.get(_HELD, {}))):
         config.allow_rnn = _opened = True
 
 
@@ -94,5 +94,5 @@ def _holds_packed(held: Any, depth: int = 3) -> bool:
     """Whether a packed sequence is among a frame's locals or in their containers: PyTorch before 2.13 cannot trace what follows."""
     if isinstance(held, PackedSequence):
         return True
-    parts = held.values() if isinstance(held, Mapping) else held if isinstance(held, (tuple, list)) else ()
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, (tuple, list)) else ()
     return depth > 0 and any(_holds_packed(part, depth - 1) for part in parts)

@@ -53,7 +53,7 @@ class whole(TorchFunctionMode):
 def served(graph: torch.fx.Graph) -> list[bool]:
     """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one step."""
     calls = [node for node in graph.nodes if node.op == "call_function" and node.target in _recurrent_functions()]
-    return [not node.kwargs and _is_served(_example_values(node.args)) for node in calls]
+    return [_is_one_step(node) for node in calls]
 
 
 def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -67,14 +67,16 @@ def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     found.meta.update(module.meta)
     for node in found.graph.nodes:
         target = _recurrent_functions().get(node.target) if node.op == "call_function" else None
-        if target is not None and not node.kwargs and _is_served(_example_values(node.args)):
+        if target is not None and _is_one_step(node):
             node.target = operator_of(target)
     found.recompile()
     return found
 
 
-def _example_values(args: Any) -> Any:
-    return torch.fx.node.map_arg(args, lambda node: node.meta["example_value"])
+def _is_one_step(node: torch.fx.Node) -> bool:
+    if node.kwargs or any("example_value" not in source.meta for source in node.all_input_nodes):
+        return False
+    return _is_served(torch.fx.node.map_arg(node.args, lambda source: source.meta["example_value"]))
 
 
 @cache
