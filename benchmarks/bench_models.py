@@ -105,9 +105,7 @@ def run_model(args: argparse.Namespace) -> None:
                 else:
                     failures.append(result)
             more_s = args.more_s if group is ours else 0.0
-            rows = measure(
-                case, lives, refs, rounds=args.rounds, eager=_EAGER, compiled=_COMPILE, narrow=args.narrow, more_s=more_s
-            )
+            rows = measure(case, lives, refs, rounds=args.rounds, eager=_EAGER, compiled=_COMPILE, more_s=more_s)
             _save_rows(args.out, [*done, *rows, *failures])
         done += [*rows, *failures]
 
@@ -185,19 +183,7 @@ def _run_all(args: argparse.Namespace, scratch: Path) -> int:
 
 
 def _document(args: argparse.Namespace, environment: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    names = (
-        "models",
-        "phases",
-        "sizes",
-        "device",
-        "rounds",
-        "more_s",
-        "narrow",
-        "budget_s",
-        "time_limit_s",
-        "total_limit_s",
-        "prefill",
-    )
+    names = ("models", "phases", "sizes", "device", "rounds", "more_s", "budget_s", "time_limit_s", "total_limit_s", "prefill")
     options = {name: getattr(args, name) for name in names}
     summary = [report.summarise(rows, name) for name in _OURS]
     return report.document("models", options, report.rows_as_json(rows), environment=environment, summary=summary)
@@ -273,7 +259,7 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
 def _shared(args: argparse.Namespace) -> list[str]:
     """The options a child needs as given to the parent."""
     pairs = {"--sizes": args.sizes, "--device": args.device, "--rounds": args.rounds, "--budget-s": args.budget_s}
-    pairs |= {"--more-s": args.more_s, "--narrow": args.narrow}
+    pairs["--more-s"] = args.more_s
     return [*(str(part) for pair in pairs.items() for part in pair), "--phases", ",".join(args.phases)]
 
 
@@ -287,7 +273,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=_ROOT / "benchmarks" / "results" / "models.json")
     parser.add_argument("--rounds", type=int, default=60, help="samples per contender and phase, at least 14")
     parser.add_argument("--more-s", type=float, default=0.0, help="seconds more per phase until intervals are narrow")
-    parser.add_argument("--narrow", type=float, default=0.02, help="high minus low of a speed-up, relative to it")
     parser.add_argument("--budget-s", type=float, default=10.0, help="the package's search budget per region")
     parser.add_argument("--time-limit-s", type=float, default=90.0, help="per model, all phases")
     parser.add_argument("--total-limit-s", type=float, default=470.0, help="whole run; models that do not fit are failed rows")

@@ -166,12 +166,11 @@ def measure(
     rounds: int,
     eager: str,
     compiled: str,
-    narrow: float = 0.0,
     more_s: float = 0.0,
 ) -> list[Row]:
     """Time the contenders, verify those timed once more, and return a row for each.
 
-    `rounds`, `narrow` and `more_s` are `timing.sample`'s.
+    `rounds` and `more_s` are `timing.sample`'s.
 
     `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among `lives` leaves its column None.
     """
@@ -185,7 +184,7 @@ def measure(
             except Exception as error:  # noqa: BLE001  as in `start`: a contender that stops working is a row
                 crashed[name] = _describe(error)
                 del runs[name]
-        samples = sample(runs, device=case.device, rounds=rounds, narrow=narrow, more_s=more_s)
+        samples = sample(runs, device=case.device, rounds=rounds, more_s=more_s)
         for live in lives:
             if live.contender.name in runs:
                 live.verdict += _verify(case, live.call, live.module, refs[:1])

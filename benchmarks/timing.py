@@ -21,6 +21,7 @@ __all__ = ["Samples", "sample"]
 
 Run: TypeAlias = Callable[[], object]
 
+_NARROW = 0.02  # high minus low of a speed-up, relative to it
 FEWEST = 14  # two pairs in each of the seven buckets; `summarise` refuses fewer
 
 
@@ -40,10 +41,10 @@ class Samples:
         return {"speedup": found.speedup, "low": found.low, "high": found.high, "steady": int(found.steady)}
 
 
-def sample(runs: Mapping[str, Run], *, device: str, rounds: int, narrow: float = 0.0, more_s: float = 0.0) -> Samples:
+def sample(runs: Mapping[str, Run], *, device: str, rounds: int, more_s: float = 0.0) -> Samples:
     """Time every run at least max(`rounds`, 14) times, in rounds of random order; at most about 10 s for each 30 rounds.
 
-    Then goes on, for at most `more_s` seconds, until the 95 % interval of each run against the first is narrower than `narrow`:
+    Then goes on, for at most `more_s` seconds, until the 95 % interval of each run against the first is narrower than 2 % of it:
     on a busy host, 40 training steps leave ten percent open.
     """
     us: dict[str, list[float]] = {name: [] for name in runs}
@@ -55,13 +56,13 @@ def sample(runs: Mapping[str, Run], *, device: str, rounds: int, narrow: float =
     while runs and min(map(len, us.values())) < max(rounds, FEWEST):
         again()
     end = time.perf_counter() + more_s
-    while time.perf_counter() < end and _widest(us) > narrow:
+    while runs and time.perf_counter() < end and _widest(us) > _NARROW:
         again()
     return Samples({name: tuple(values) for name, values in us.items()})
 
 
 def _widest(us: Mapping[str, Sequence[float]]) -> float:
     """The widest interval of a run against the first one, relative to its speed-up."""
-    first, *others = us or [""]
+    first, *others = us
     found = [summarise(list(zip(us[first], us[name], strict=True))) for name in others]
     return max(((one.high - one.low) / one.speedup for one in found), default=0.0)
