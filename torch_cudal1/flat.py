@@ -166,6 +166,7 @@ def _over_copies(function: FunctionType, copies: dict[int, Any]) -> FunctionType
         return function
     found = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
     found.__kwdefaults__ = function.__kwdefaults__
+    vars(found).update(vars(function))
     copies[id(function)] = found
     return found
 

@@ -52,25 +52,28 @@ class whole(TorchFunctionMode):
 
 def served(graph: torch.fx.Graph) -> list[bool]:
     """For each recurrent layer that a graph of Dynamo's calls: whether `whole` traces it as one step."""
-    calls = [node for node in graph.nodes if node.op == "call_function" and node.target in _recurrent_functions()]
-    return [_is_one_step(node) for node in calls]
+    return [_is_one_step(node) for node in _layers(graph)]
 
 
 def as_steps(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A Dynamo graph as `whole` would trace it; `module` itself where it calls no recurrent layer.
+    """A Dynamo graph as `whole` would trace it; `module` itself where that changes nothing.
 
     For a compiler with caches of its own, which tell graphs apart by what they call and know nothing of a mode around them.
     """
-    if not served(module.graph):
+    steps = served(module.graph)
+    if not any(steps):
         return module
     found = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     found.meta.update(module.meta)
-    for node in found.graph.nodes:
-        target = _recurrent_functions().get(node.target) if node.op == "call_function" else None
-        if target is not None and _is_one_step(node):
-            node.target = operator_of(target)
+    for node, is_one in zip(_layers(found.graph), steps, strict=True):
+        if is_one:
+            node.target = operator_of(_recurrent_functions()[node.target])
     found.recompile()
     return found
+
+
+def _layers(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function" and node.target in _recurrent_functions()]
 
 
 def _is_one_step(node: torch.fx.Node) -> bool:
