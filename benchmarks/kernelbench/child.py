@@ -7,6 +7,7 @@ outside, by `crew`. Memory that is only needed for compiling is given back befor
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import gc
 import json
@@ -104,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True)
     args = parser.parse_args(argv)
     die_with_parent()
+    faulthandler.enable()  # a task's log says where its process crashed
     spec = json.loads(args.spec.read_text(encoding="utf-8"))
     job, line = Job.from_json(spec["job"]), Line(Connection(args.line))
     grant(job.rights)

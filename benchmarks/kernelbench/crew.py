@@ -415,6 +415,10 @@ class Crew:
 
 
 def _last(log: Path) -> str:
-    """The last line a process wrote, for its failure's reason."""
+    """The last line a process wrote, for its failure's reason; of a crash, which it was and where."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith("Fatal Python error"):
+            frames = [each.strip() for each in lines[at:] if each.startswith("  File ")]
+            return ", ".join((line, *frames[:1]))[:300]
     return lines[-1][:300] if lines else "it wrote nothing"

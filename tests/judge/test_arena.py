@@ -182,3 +182,20 @@ def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> Non
         assert child.call("unchanged", name="set")["changed"] == []
         scratch = child.scratch
     assert arena_of(scratch) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
+    """As a Program's binaries are: an address of the host is none for the driver's copy, and SwinTransformerV2 had no race."""
+    device = torch.device("cuda")
+    with Child(limits_for(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
+        path, constant = child.new_file(), torch.arange(12.0, device=device).view(3, 4).t()
+        layout = save_tensors([constant, None], path)
+        assert in_arena(layout)
+        found, nothing = load_tensors(layout, path, CPU)
+    assert nothing is None
+    assert found is not None
+    assert found.device == CPU
+    assert TensorSpec.of(found) == TensorSpec.of(constant.cpu())
+    assert torch.equal(found, constant.cpu())

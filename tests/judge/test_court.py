@@ -167,6 +167,21 @@ def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
+def test_where_drawn_inputs_leave_no_number_the_users_own_are_raced() -> None:
+    """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result is eager's."""
+    program = Program(
+        (spec(64, 64),),
+        (op("aten.sub.Tensor", V(0), 9.0, out=1), op("aten.log.default", V(1), out=2), op("aten.tanh.default", V(2), out=3)),
+        (3,),
+    )
+    region, device = Region(program, ("input",)), torch.device("cpu")
+    blind = rank_baselines(region, ("inductor",), Job(Settings(), Contract(), device))
+    assert "not eager's" in blind.failures["inductor"]
+    own = rank_baselines(region, ("inductor",), Job(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)))
+    assert not own.failures
+    assert set(own.medians_us) == {"eager", "inductor"}
+
+
 def test_kernels_are_built_without_a_gpu_and_a_bad_proposal_is_a_value() -> None:
     pytest.importorskip("triton")
     cuda = spec(64, 512)

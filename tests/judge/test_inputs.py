@@ -142,6 +142,22 @@ def test_variances_are_positive() -> None:
     assert float(make_inputs(subject(region), 1, "normal", CPU)[1].min()) >= 0.5
 
 
+def test_what_a_logarithm_is_taken_of_is_positive() -> None:
+    """As in `kl_div`, of whose targets `xlogy` is taken: drawn otherwise every result is NaN, and nothing can be judged."""
+    program = Program(
+        (spec(4, 5), spec(4, 5), spec(4, 5)),
+        (
+            op("aten.xlogy.Tensor", V(0), V(0), out=3),
+            op("aten.xlogy.Tensor", V(1), V(2), out=4),
+            op("aten.log2.default", V(2), out=5),
+        ),
+        (3, 4, 5),
+    )
+    assert analyse(program).positive == {0, 2}
+    first, factor, last = make_inputs(subject(Region(program, ("input",) * 3)), 1, "normal", CPU)
+    assert min(float(first.min()), float(last.min())) > 0 > float(factor.min())
+
+
 def test_the_longest_reduction_and_the_work_are_known() -> None:
     facts = analyse(linear_relu().program)
     assert facts.longest_reduction == 48

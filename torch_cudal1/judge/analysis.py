@@ -28,7 +28,10 @@ _SAME_VALUES = frozenset(  # steps whose output holds values of their first argu
     }
 )
 _POSITIVE_NAMES = frozenset({"running_var", "var", "variance", "rstd", "invstd", "save_invstd", "save_var"})
-_POSITIVE_STEPS = frozenset({"sqrt", "rsqrt", "log", "reciprocal"})
+_POSITIVE_ARGUMENT = {  # operator -> the argument that must be above 0, or its results are no numbers (or infinite)
+    **dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"), "self"),
+    "xlogy": "other",
+}
 _MATRIX_STEPS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear"})
 _REDUCTIONS = frozenset(
     {
@@ -102,8 +105,9 @@ def analyse(program: Program) -> Facts:
             longest = max(longest, *(columns for _, columns in matrices), 1)
             flops += 2 * steps * sequences * sum(rows * columns for rows, columns in matrices)
             chain += steps * (len(matrices) // 2)
-        if name in _POSITIVE_STEPS and first in nonnegative:
-            positive.add(nonnegative[first])
+        asked = bound.get(_POSITIVE_ARGUMENT.get(name, ""))
+        if isinstance(asked, Value) and asked.index in nonnegative:
+            positive.add(nonnegative[asked.index])
         if first is not None and (name in _SAME_VALUES or name == "add"):
             for table in (origin, nonnegative) if name in _SAME_VALUES else (nonnegative,):
                 table.update({out: table[first] for out in step.outs if first in table})

@@ -172,10 +172,12 @@ def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[tor
         spec, extent = _spec_of(item[:-1], device)
         if extent > arena.size_bytes:
             raise SandboxError("reading tensors", f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared")
-        fresh = torch.empty(extent, dtype=spec.torch_dtype, device=device)
+        fresh = torch.empty(extent, dtype=spec.torch_dtype, device=arena.device)
         arena.read(int(item[-1]), fresh.data_ptr(), extent * fresh.element_size())
         found.append(fresh.as_strided(spec.shape, spec.strides))
     arena.settle()
+    if device.type != arena.device.type:  # a Program's binaries are read on the host, wherever the module had them
+        found = [None if t is None else t.to(device) for t in found]
     return found
 
 

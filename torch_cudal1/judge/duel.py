@@ -1,8 +1,12 @@
 """Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may be trusted, not even a clock.
 
-Each side is asked in turn to run its slot k times and 2k times; (T(2k) - T(k)) / k is the cost of one call, whatever a request
-costs and whatever the process claims. Caches stay hot: a flush would run in the process that is not trusted. It judges no outputs:
-who drives it keeps and reads those.
+Each side is asked in turn to run its slot n times and a quarter as often; a call costs the long batch less what short ones take in
+the middle, over the calls they differ by, whatever a request costs and whatever the process claims. Of short batches the median so
+far counts: a difference of two single times would have the noise of both, and half as much time to spread it over. Caches stay hot:
+a flush would run in the process that is not trusted. It judges no outputs: who drives it keeps and reads those.
+
+A candidate that knows how often it is asked could be slow in short batches to seem fast: of what its batch takes, no more is taken
+for the request than a request to the baseline's process costs.
 
 What it does not stop: a process that works between requests, on a thread or stream of its own, on what it will be asked next.
 """
@@ -27,11 +31,12 @@ from torch_cudal1.records import Check
 
 __all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
 
-_REQUEST_US = 5_000.0  # a batch shorter than this drowns in the jitter of its request
+_BATCH_US = 10_000.0  # a batch shorter than this drowns in the jitter of its request
+_SHORT = 4  # as long as this many short ones
 _MOST_CALLS = 5_000
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
-_TRIES = 8  # each with twice the calls: 5 ms become 640, beside which even a machine with seven others at work is quiet
+_TRIES = 8  # each with twice the calls: 10 ms become seconds, beside which even a machine with seven others at work is quiet
 _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
 
@@ -46,7 +51,7 @@ class Spun:
 
 @dataclass(frozen=True)
 class Slope:
-    """Microseconds per call from batches of k and 2k: by this clock, by the other process's; and the mean of the longer batch."""
+    """Microseconds per call from batches of two lengths: by this clock, by the other process's; and the mean of the longer one."""
 
     wall_us: float
     claimed_us: float
@@ -116,29 +121,58 @@ class ChildSpinner:
 
 
 @dataclass
-class Duel:
-    """Two spinners as a `Sampler`, baseline first. `slopes`: what both clocks said of either side so far."""
+class _Side:
+    """A spinner with what its short batches took so far, by their length: seconds here, and microseconds claimed."""
 
-    baseline: Spinner
-    candidate: Spinner
+    spinner: Spinner
+    least: int = 1  # calls that outlast the jitter of a request
+    slopes: list[Slope] = field(default_factory=list)
+    request_us: list[float] = field(default_factory=list)
+    short: dict[int, list[Spun]] = field(default_factory=dict)
+
+    def slope(self, calls: int) -> tuple[Slope, Spun]:
+        """The cost of a call from a batch of `calls`, and that batch. Raises CandidateFailure."""
+        calls = max(2, min(calls, self.spinner.most_calls))
+        few = max(1, calls // _SHORT)
+        spun = {size: self.spinner.spin(size) for size in random.sample((few, calls), 2)}
+        batch, known = spun[calls], self.short.setdefault(few, [])
+        known.append(spun[few])
+        few_us = statistics.median(one.wall_s for one in known) * 1e6
+        wall_us = (batch.wall_s * 1e6 - few_us) / (calls - few)
+        claimed_us = (batch.claimed_us - statistics.median(one.claimed_us for one in known)) / (calls - few)
+        self.slopes.append(Slope(wall_us, claimed_us, batch.wall_s * 1e6 / calls))
+        self.request_us.append(few_us - few * wall_us)
+        return self.slopes[-1], batch
+
+
+class Duel:
+    """Two spinners as a `Sampler`, baseline first."""
+
     temperatures: tuple[L2, ...] = ("hot",)
-    slopes: tuple[list[Slope], list[Slope]] = field(default_factory=lambda: ([], []))
-    _least: list[int] = field(default_factory=lambda: [1, 1])  # calls that outlast the jitter of a request
+
+    def __init__(self, baseline: Spinner, candidate: Spinner) -> None:
+        self._sides = (_Side(baseline), _Side(candidate))
+
+    @property
+    def slopes(self) -> tuple[list[Slope], list[Slope]]:
+        """What both clocks said of either side so far."""
+        return self._sides[0].slopes, self._sides[1].slopes
 
     def warm(self) -> tuple[Warm, Warm]:
         """First call, then batches of growing length until one lasts long enough. Raises CandidateFailure."""
-        sides = _warm(self.baseline), _warm(self.candidate)
-        self._least = [math.ceil(_REQUEST_US / side.call_us) for side in sides]
-        return sides
+        warm = _warm(self._sides[0].spinner), _warm(self._sides[1].spinner)
+        for side, found in zip(self._sides, warm, strict=True):
+            side.least = math.ceil(_BATCH_US / found.call_us)
+        return warm
 
     def bucket(self, batch: Batch) -> Pairs:
-        """Pairs of slopes on the parent's clock. Raises CandidateFailure."""
+        """Pairs of costs on the parent's clock. Raises CandidateFailure."""
         pairs: Pairs = []
         while len(pairs) < batch.pairs:
             first = random.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
-                found = {side: self._slope(side, batch.calls[side]) for side in ((0, 1) if leads else (1, 0))}
+                found = {side: self._cost(side, batch.calls[side]) for side in ((0, 1) if leads else (1, 0))}
                 pairs.append((found[0], found[1]))
         return pairs
 
@@ -146,14 +180,16 @@ class Duel:
         """`wall_slope` of the candidate over the whole measurement."""
         return wall_slope(self.slopes[1])
 
-    def _slope(self, side: int, calls: int) -> float:
-        spinner = (self.baseline, self.candidate)[side]
+    def _cost(self, side: int, calls: int) -> float:
+        one, baseline = self._sides[side], self._sides[0]
         for attempt in range(_TRIES):
-            found = slope(spinner, max(calls, self._least[side]) << attempt)
-            self.slopes[side].append(found)
+            found, batch = one.slope(max(calls, one.least) << attempt)
             if found.wall_us > 0:
-                return found.wall_us
-        raise CandidateFailure("timing", f"twice the calls took no longer, {_TRIES} times: the machine is too busy", "unstable")
+                if one is baseline or not baseline.request_us:
+                    return found.wall_us
+                request_us = max(0.0, statistics.median(baseline.request_us))
+                return max(found.wall_us, (batch.wall_s * 1e6 - request_us) / batch.calls)
+        raise CandidateFailure("timing", f"more calls took no longer, {_TRIES} times: the machine is too busy", "unstable")
 
 
 def slope(spinner: Spinner, calls: int) -> Slope:
@@ -190,7 +226,7 @@ def _warm(spinner: Spinner) -> Warm:
     calls = 1
     while True:
         spun = spinner.spin(calls)
-        if spun.wall_s * 1e6 >= _REQUEST_US or 2 * calls > spinner.most_calls:
+        if spun.wall_s * 1e6 >= _BATCH_US / 2 or 2 * calls > spinner.most_calls:
             cost = spun.wall_s * 1e6 / calls
             return Warm(first_us, cost, cost)
         calls *= 2
