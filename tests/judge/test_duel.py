@@ -53,7 +53,7 @@ def test_a_duel_measures_the_ratio_of_two_processes() -> None:
 def test_batches_outlast_the_jitter_of_a_request() -> None:
     quick = Machine(2.0)
     measure(Duel(Machine(2.0), quick), replace(FAST, side_us=80.0))
-    long = [calls for calls in quick.batches if calls * quick.call_us >= 9_500]  # from a cost that holds a part of the request's
+    long = [calls for calls in quick.batches if calls * quick.call_us >= 6_500]  # from a cost that holds a part of the request's
     assert len(long) == 56  # the others are short ones, from which the cost of a request is known
 
 
@@ -61,7 +61,7 @@ def test_short_batches_made_slow_gain_nothing() -> None:
     class Sly(Machine):
         def spin(self, calls: int) -> Spun:
             spun = super().spin(calls)
-            return replace(spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 5_000 else 0.0))
+            return replace(spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 2_500 else 0.0))
 
     found = measure(Duel(Machine(100.0), Sly(100.0)), FAST)
     assert found.summary.speedup == pytest.approx(1.0)
@@ -71,7 +71,7 @@ def test_one_slow_short_batch_in_three_changes_nothing() -> None:
     class Disturbed(Machine):
         def spin(self, calls: int) -> Spun:
             spun = super().spin(calls)
-            short = calls * self.call_us < 5_000
+            short = calls * self.call_us < 2_500
             return replace(spun, wall_s=spun.wall_s + (0.002 if short and len(self.batches) % 3 == 0 else 0.0))
 
     found = measure(Duel(Machine(100.0), Disturbed(100.0)), FAST)

@@ -1,6 +1,6 @@
 """Two sides in two processes, raced on the parent's clock: for a candidate beside which nothing may be trusted, not even a clock.
 
-Each side is asked in turn to run its slot n times and a quarter as often; a call costs the long batch less what short ones take in
+Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long batch less what short ones take in
 the middle, over the calls they differ by, whatever a request costs and whatever the process claims. Of short batches the median so
 far counts: a difference of two single times would have the noise of both, and half as much time to spread it over. Caches stay hot:
 a flush would run in the process that is not trusted. It judges no outputs: who drives it keeps and reads those.
@@ -31,12 +31,12 @@ from torch_cudal1.records import Check
 
 __all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
 
-_BATCH_US = 10_000.0  # a batch shorter than this drowns in the jitter of its request
-_SHORT = 4  # as long as this many short ones
+_BATCH_US = 7_000.0  # a batch much shorter than this drowns in the jitter of its request; longer ones cost seconds
+_SHORT = 8  # as long as this many short ones
 _MOST_CALLS = 5_000
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
-_TRIES = 8  # each with twice the calls: 10 ms become seconds, beside which even a machine with seven others at work is quiet
+_TRIES = 8  # each with twice the calls: 7 ms become seconds, beside which even a machine with seven others at work is quiet
 _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
 

@@ -23,6 +23,7 @@ from torch_cudal1.records import Check
 __all__ = ["first_call", "time_pair"]
 
 _AGAIN = "first_call"
+_ROUNDS = 2  # where disagreement widens the interval and refuses nobody: a third costs half of all the seconds a candidate may take
 
 
 @dataclass
@@ -58,9 +59,10 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
     duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
+    rounds = min(plan.rounds, _ROUNDS) if plan.gate == "widen" else plan.rounds
     started = time.monotonic()
     try:
-        found = measure(_Audited(duel, spinner, audit), plan)
+        found = measure(_Audited(duel, spinner, audit), replace(plan, rounds=rounds))
     except ValueError as error:
         raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
     written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
