@@ -4,7 +4,8 @@ Every task has a process of its own, forked from a `template` or started from no
 that task. While one measures, the others are stopped (SIGSTOP) with all their children, so they neither load the machine nor the
 GPU; their clocks stand still with them. A task that ran out of memory is tried once more with the GPU to itself. A task whose
 process had to be ended, or died, while a column was at work is measured again without that column, so that the others are known,
-and the failure stays. What did not end within the budget of the run is no result: the next run does it.
+and the failure stays; what dies without any of them too is measured without torch.compile's CUDA graphs. What did not end within
+the budget of the run is no result: the next run does it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from benchmarks.kernelbench.claims import Claims
-from benchmarks.kernelbench.job import Job
+from benchmarks.kernelbench.job import REDUCE, Job
 from benchmarks.kernelbench.line import receive, send
 from benchmarks.kernelbench.processes import end, freeze, thaw
 from benchmarks.kernelbench.tasks import Task
@@ -42,6 +43,7 @@ _BROKEN = 6  # so many first tasks without a single answer are no accident
 _MOST_WAITING = 2  # processes for each worker, those that wait for memory included
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 _TAIL_BYTES = 4_096
+_DIED = "process ended with code"
 
 
 class Broken(RuntimeError):
@@ -363,9 +365,8 @@ class Crew:
                         self._heard(one, receive(one.connection))
                     except (EOFError, OSError):
                         break
-                self._finish(
-                    one, "" if one.row is not None else f"process ended with code {code} in {one.stage!r}: {_last(one.log)}"
-                )
+                died = f"{_DIED} {code} in {one.stage!r}: {_last(one.log)}"
+                self._finish(one, "" if one.row is not None else died)
             elif spent_s > self.job.limit_s and not one.waits and self.holder in (None, one):
                 self._finish(one, f"time limit of {self.job.limit_s:g} s in {one.stage!r}")
 
@@ -377,10 +378,8 @@ class Crew:
         if short and not one.alone:
             self.pending.append(_Pending(one.task, alone=True, lost=one.lost))
             return
-        left = self.job.without(one.lost).contenders
-        if reason and left and not one.stage.startswith(("start", "load", "compile")):
-            at_fault = [one.column] if one.column in left else left  # a column whose own work it was; else any of them
-            lost = {**one.lost, **dict.fromkeys(at_fault, reason)}
+        lost = self._blamed(one, reason)
+        if lost is not None:
             self.pending.append(_Pending(one.task, alone=one.alone, lost=lost))
             return
         for name in (*self.job.baselines, *self.job.contenders):
@@ -389,6 +388,22 @@ class Crew:
         row["wall_s"] = round(time.monotonic() - one.began - one.idle_s, 3)
         row["alone"] = one.alone
         self._deliver(Result(one.task, row))
+
+    def _blamed(self, one: _Running, reason: str) -> Mapping[str, str] | None:
+        """The columns to try without, and why: a contender whose own work it was, else all of them. None: nothing more to try.
+
+        What dies again without any contender, dies of a baseline: of the one that runs most of other people's code. Contenders
+        that were only suspected come back.
+        """
+        if not reason or one.stage.startswith(("start", "load", "compile")):
+            return None
+        job = self.job.without(one.lost)
+        if job.contenders:
+            at_fault = [one.column] if one.column in job.contenders else job.contenders
+            return {**one.lost, **dict.fromkeys(at_fault, reason)}
+        if REDUCE in job.baselines and reason.startswith(_DIED):
+            return {name: why for name, why in one.lost.items() if not why.startswith(_DIED)} | {REDUCE: reason}
+        return None
 
     def _deliver(self, result: Result) -> None:
         """Hand a row over; the first ones are kept back until any column of any task has run."""

@@ -60,6 +60,7 @@ class Job:
     """`arms`: names of the search with parts of it left out (see `ablation`).
 
     `judged`: the release file, name and start of its digest, whose candidates are a column too; "": none.
+    `left_out`: baselines that a task is measured without, since its process does not survive them; never the whole run's.
     """
 
     device: str
@@ -71,13 +72,14 @@ class Job:
     autotune: bool = False
     judged: str = ""
     arms: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """What PyTorch offers here: no CUDA graphs on a CPU, max-autotune where asked for."""
         cuda = torch.device(self.device).type == "cuda"
-        names = (EAGER, COMPILE, *((REDUCE, GRAPH) if cuda else ()))
-        return (*names, AUTOTUNE) if self.autotune else names
+        names = (EAGER, COMPILE, *((REDUCE, GRAPH) if cuda else ()), *((AUTOTUNE,) if self.autotune else ()))
+        return tuple(name for name in names if name not in self.left_out)
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -90,9 +92,10 @@ class Job:
         return self.profile.limit_s * (2 if self.judged else 1) + 1.5 * self.profile.tune_s * len(self.arms)
 
     def without(self, columns: Collection[str]) -> Job:
-        """The same without some of the contenders."""
+        """The same without some of the columns."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
-        return replace(self, ours=self.ours and OURS not in columns, arms=arms, judged="" if RELEASE in columns else self.judged)
+        ours, judged = self.ours and OURS not in columns, "" if RELEASE in columns else self.judged
+        return replace(self, ours=ours, arms=arms, judged=judged, left_out=tuple(name for name in BASELINES if name in columns))
 
     @property
     def label(self) -> str:
@@ -102,13 +105,16 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; equal ones may share a table."""
-        return {**asdict(self), "arms": list(self.arms), "label": self.label}
+        left_out = {"left_out": list(self.left_out)} if self.left_out else {}
+        found = {name: value for name, value in asdict(self).items() if name != "left_out"}
+        return {**found, "arms": list(self.arms), **left_out, "label": self.label}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
         """The inverse of `to_json`."""
         fields = {name: value for name, value in data.items() if name != "label"}
-        return cls(**{**fields, "profile": Profile(**data["profile"]), "arms": tuple(data["arms"])})
+        lists = {name: tuple(data.get(name, ())) for name in ("arms", "left_out")}
+        return cls(**{**fields, "profile": Profile(**data["profile"]), **lists})
 
 
 def grant(rights: Rights) -> None:

@@ -80,6 +80,26 @@ def test_one_column_that_kills_its_process_costs_the_others_nothing(tmp_path: Pa
     assert "code 9 in 'tune'" in found["1/1"]["columns"]["only kernels"]["reason"]
 
 
+def test_a_baseline_that_kills_the_process_costs_the_contenders_nothing(tmp_path: Path) -> None:
+    source = (
+        "left_out = spec['job'].get('left_out', [])\n"
+        "note(f\"{left_out} ours={spec['job']['ours']}\"); line.stage('measure')\n"
+        "if 'reduce-overhead' not in left_out: os.kill(os.getpid(), 11)\n"
+        "line.row({**row(eager='ok', cudal1='ok')})"
+    )
+    found, left = run(tmp_path, source, job=replace(JOB, device="cuda:0"))
+    assert [text for _, text in notes(tmp_path)] == ["[] ours=True", "[] ours=False", "['reduce-overhead'] ours=True"]
+    assert (left, statuses(found["1/1"])) == (0, {"eager": "ok", "cudal1": "ok", "reduce-overhead": "failed"})
+    assert "code -11 in 'measure'" in found["1/1"]["columns"]["reduce-overhead"]["reason"]
+
+
+def test_who_dies_without_that_baseline_too_is_tried_no_fifth_time(tmp_path: Path) -> None:
+    source = "note('here'); line.stage('measure'); os.kill(os.getpid(), 11)"
+    found, left = run(tmp_path, source, job=replace(JOB, device="cuda:0"))
+    assert (left, len(notes(tmp_path))) == (0, 4)
+    assert set(statuses(found["1/1"]).values()) == {"failed"}
+
+
 def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_path: Path) -> None:
     short = (
         "note('short'); line.memory(10)\n"
