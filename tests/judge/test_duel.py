@@ -57,6 +57,25 @@ def test_batches_outlast_the_jitter_of_a_request() -> None:
     assert len(long) == 56  # the others are short ones, from which the cost of a request is known
 
 
+def test_a_delay_while_warming_up_makes_no_batch_short() -> None:
+    class Delayed(Machine):
+        def spin(self, calls: int) -> Spun:
+            spun = super().spin(calls)
+            return replace(spun, wall_s=spun.wall_s + (0.02 if len(self.batches) in (5, 9, 13) else 0.0))
+
+    sides = Delayed(100.0), Delayed(100.0)
+    measure(Duel(*sides), FAST)
+    assert all(sorted(side.batches[-112:])[56] >= 49 for side in sides)  # half of them are long: 7 ms, less what a request costs
+
+
+@pytest.mark.parametrize(("call_us", "shared"), [(60.0, True), (130.0, True), (30.0, False), (900.0, False)])
+def test_sides_that_are_not_far_apart_run_as_many_calls(call_us: float, shared: bool) -> None:
+    """What a batch keeps makes a call the dearer the longer it is."""
+    sides = Machine(100.0), Machine(call_us)
+    measure(Duel(*sides), FAST)
+    assert (max(sides[0].batches[-20:]) == max(sides[1].batches[-20:])) is shared
+
+
 def test_short_batches_made_slow_gain_nothing() -> None:
     class Sly(Machine):
         def spin(self, calls: int) -> Spun:

@@ -36,6 +36,7 @@ _SHORT = 8  # as long as this many short ones
 _MOST_CALLS = 5_000
 _KEPT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 _WARM_CALLS = 3
+_LOOKS = 3  # a single one that something else delays would make all batches of the measurement short
 _TRIES = 8  # each with twice the calls: 7 ms become seconds, beside which even a machine with seven others at work is quiet
 _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
@@ -168,11 +169,12 @@ class Duel:
     def bucket(self, batch: Batch) -> Pairs:
         """Pairs of costs on the parent's clock. Raises CandidateFailure."""
         pairs: Pairs = []
+        calls = self._alike(batch.calls)
         while len(pairs) < batch.pairs:
             first = random.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
-                found = {side: self._cost(side, batch.calls[side]) for side in ((0, 1) if leads else (1, 0))}
+                found = {side: self._cost(side, calls[side]) for side in ((0, 1) if leads else (1, 0))}
                 pairs.append((found[0], found[1]))
         return pairs
 
@@ -180,10 +182,18 @@ class Duel:
         """`wall_slope` of the candidate over the whole measurement."""
         return wall_slope(self.slopes[1])
 
+    def _alike(self, calls: tuple[int, int]) -> tuple[int, int]:
+        """Calls of either side's long batches: as many, but where one is twice as fast or more, and the ratio is far from deciding.
+
+        What a batch keeps makes a call the dearer the longer it is: new memory, and caches that hold other things.
+        """
+        own = [max(asked, side.least) for asked, side in zip(calls, self._sides, strict=True)]
+        return min(max(own), 2 * own[0]), min(max(own), 2 * own[1])
+
     def _cost(self, side: int, calls: int) -> float:
         one, baseline = self._sides[side], self._sides[0]
         for attempt in range(_TRIES):
-            found, batch = one.slope(max(calls, one.least) << attempt)
+            found, batch = one.slope(calls << attempt)
             if found.wall_us > 0:
                 if one is baseline or not baseline.request_us:
                     return found.wall_us
@@ -225,8 +235,8 @@ def _warm(spinner: Spinner) -> Warm:
         spinner.spin(1)
     calls = 1
     while True:
-        spun = spinner.spin(calls)
-        if spun.wall_s * 1e6 >= _BATCH_US / 2 or 2 * calls > spinner.most_calls:
-            cost = spun.wall_s * 1e6 / calls
+        took_us = min(spinner.spin(calls).wall_s for _ in range(_LOOKS)) * 1e6
+        if took_us >= _BATCH_US / 2 or 2 * calls > spinner.most_calls:
+            cost = took_us / calls
             return Warm(first_us, cost, cost)
         calls *= 2
