@@ -59,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="start every process from nothing, in place of forking it")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="N/M", help="every M-th case from the N-th on: for M GPUs")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--own", action="store_true", help="cases written for this device, not those that run on it too")
     options = parser.parse_args()
     options.out.touch()
     return options
@@ -80,6 +81,7 @@ def _applies(file: CaseFile, options: argparse.Namespace) -> bool:
     fits = case.device == options.device or (options.device == "cuda" and moves)
     here = "two_gpus" not in case.needs or torch.cuda.device_count() > 1
     here = here and (options.device == "cpu" or "host_memory" not in case.needs)
+    here = here and (case.device == options.device or not options.own)
     return fits and here and case.form != "runtime" and options.only in file.id
 
 
