@@ -15,7 +15,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ import torch
 from torch import nn
 
 from benchmarks.report import document, environment, save
+from torch_cudal1 import observe
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge import Job, judge, kept_warm, rank_baselines
+from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
 from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.records import Candidate, Contract
@@ -81,7 +82,7 @@ SOURCES = (
 
 
 def of_programs(layers: Sequence[Layer], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
-    """One row a layer: seconds of the first candidate, and the median of the next ones."""
+    """One row a layer: seconds of the first candidate, its longest steps, and the median of the next ones."""
     for layer in layers:
         head = {"candidate": layer.name, "form": "Program"}
         try:
@@ -97,7 +98,8 @@ def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile,
         (region,) = captured_regions(module, (x,))
     job = Job(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
     candidate = Candidate(region.program, "eager", "benchmark", ("itself",))
-    took = []
+    took: list[float] = []
+    steps: dict[str, float] = {}
     with kept_warm():
         begin = time.perf_counter()
         ranking = rank_baselines(region, ("eager",), job)
@@ -108,11 +110,21 @@ def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile,
             took.append(time.perf_counter() - begin)
             if not found.verdict.passed:
                 return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
-    return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared}
+            steps = steps or _steps_of(found, took[0])
+    return _row(took, shared, steps)
+
+
+def _steps_of(found: Judgement, seconds: float) -> dict[str, float]:
+    """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and such."""
+    validated = [event for event in observe.report().events if (event.stage, event.what) == ("judge", "validated")]
+    steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
+    if found.timing is not None:
+        steps["timing"] = float(found.timing.details["seconds"])
+    return {**steps, "rest": seconds - sum(steps.values())}
 
 
 def of_sources(sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int) -> Iterator[Row]:
-    """The same for sources; `shared_s`: what all of a reference share; `first_steps_s`: the first one's longest steps."""
+    """The same for sources; `shared_s` is what all of a reference share."""
     for source in sources:
         head = {"candidate": source.name, "form": "source"}
         try:
@@ -134,6 +146,10 @@ def _sources_judged(source: Source, device: torch.device, profile: TimingProfile
             took.append(sum(own.values()))
             steps = steps or own
             shared = max(shared, sum(found.elapsed_s.get(step, 0.0) for step in _SHARED))
+    return _row(took, shared, steps)
+
+
+def _row(took: Sequence[float], shared: float, steps: Mapping[str, float]) -> Row:
     longest = {step: round(steps[step], 3) for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_TOLD]}
     return {"status": "ok", "first_s": took[0], "next_s": statistics.median(took[1:]), "shared_s": shared, "first_steps_s": longest}
 

@@ -22,7 +22,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Programs are judged by a stand-in, which answers what is in the list."""
     answers: list[Any] = []
     monkeypatch.setattr(bench_judge, "rank_baselines", lambda *given: "ranking")
-    monkeypatch.setattr(bench_judge, "judge", lambda *given: SimpleNamespace(verdict=answers.pop(0)))
+    monkeypatch.setattr(bench_judge, "judge", lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None))
     return answers
 
 
