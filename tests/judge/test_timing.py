@@ -94,16 +94,35 @@ def test_warming_tells_the_first_call_apart() -> None:
     ("a", "b", "l2", "calls"),
     [
         (side(50.0), side(50.0), "hot", (50, 50)),
-        (side(50.0), side(45.0), "hot", (56, 56)),  # nearly one cost: one number of calls for both
-        (side(500.0), side(50.0), "hot", (5, 50)),  # each side is timed equally long
-        (side(10_000.0), side(50.0), "hot", (1, 50)),
+        (side(50.0), side(45.0), "hot", (56, 56)),  # the faster one fills a sample
+        (side(150.0), side(50.0), "hot", (50, 50)),
+        (side(500.0), side(50.0), "hot", (20, 20)),  # the slower one is timed for four samples at most
+        (side(450.0), side(22.5), "hot", (22, 22)),  # one kernel; something else had the GPU while one side warmed up
+        (side(10_000.0), side(50.0), "hot", (1, 10)),  # a twentieth of a long call
         (side(0.001), side(0.001), "hot", (5_000, 5_000)),
         (side(50.0, 200.0), side(50.0, 200.0), "cold", (25, 25)),  # the flush takes three times as long: half the calls
         (side(50.0, 60.0), side(50.0, 60.0), "cold", (50, 50)),
     ],
 )
-def test_each_side_gets_the_calls_that_fill_a_sample(a: Warm, b: Warm, l2: str, calls: tuple[int, int]) -> None:
+def test_both_sides_get_the_calls_that_fill_a_sample(a: Warm, b: Warm, l2: str, calls: tuple[int, int]) -> None:
     assert batch_for(FAST, l2, (a, b)).calls == calls  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("l2", ["cold", "hot"])
+def test_one_kernel_is_as_fast_as_itself_though_it_warmed_up_beside_another_process(l2: L2) -> None:
+    class Shared:
+        """A call takes 20 us, the join of a sample 500: others have the GPU in turn."""
+
+        temperatures: tuple[L2, ...] = (l2,)
+
+        def warm(self) -> tuple[Warm, Warm]:
+            return side(450.0), side(22.5)
+
+        def bucket(self, batch: Batch) -> list[tuple[float, float]]:
+            a, b = (20.0 + 500.0 / calls for calls in batch.calls)
+            return [(a, b)] * batch.pairs
+
+    assert measure(Shared(), replace(FAST, margin=1.05)).summary.speedup == 1.0
 
 
 def test_the_papers_samples_are_single_runs() -> None:

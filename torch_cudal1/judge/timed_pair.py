@@ -23,7 +23,10 @@ from torch_cudal1.records import Check
 __all__ = ["first_call", "time_pair"]
 
 _AGAIN = "first_call"
-_ROUNDS = 2  # where disagreement widens the interval and refuses nobody: a third costs half of all the seconds a candidate may take
+# Where disagreement widens the interval and refuses nobody, the clock must not take what a candidate may take in all (3 s on a GPU,
+# 10 on a CPU): a second round comes only where both fit in, and past this time a bucket has one pair.
+_ROUNDS = 2
+_WIDEN_S = {"cuda": 1.6, "cpu": 5.0}
 
 
 @dataclass
@@ -55,22 +58,23 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
     fresh = replace(trial, samples={}, results={}, book={})
     for _ in range(2):
         fresh.draw("normal")
+    if plan.gate == "widen":
+        seconds = min(plan.budget_s, _WIDEN_S[trial.device.type])
+        plan = replace(plan, rounds=min(plan.rounds, _ROUNDS), budget_s=seconds)
     audit = Audit(fresh, plan)
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
     duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
-    rounds = min(plan.rounds, _ROUNDS) if plan.gate == "widen" else plan.rounds
     started = time.monotonic()
     try:
-        found = measure(_Audited(duel, spinner, audit), replace(plan, rounds=rounds))
+        found = measure(_Audited(duel, spinner, audit), plan)
     except ValueError as error:
         raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
     written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
     bound = roofline(written, ceiling(trial.device), found.summary.b_us)
     checks = [audit.check(), duel.check(), first_call(trial, found, audit.sets), *stability(found), bound]
     if trial.device.type == "cuda":
-        trial.child.call("warm", a="candidate", b="candidate", sets=audit.sets)
-        checks += sync_checks(trial.child.call("look"))
+        checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
     fresh.drop(*list(fresh.samples.values()))
     return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
 

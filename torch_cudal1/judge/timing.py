@@ -44,8 +44,8 @@ _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_TO_RANK = 30, 3, 5
 _SAMPLE_US = 2_500.0  # never under 200 us, where the clock and the scheduler show
 _MOST_CALLS = 5_000
 _FLUSHED_SHARE = 2.0  # a cold sample may take this many times its length, flushes included; then it has fewer calls
-_PART_OF_OTHER = 0.05  # beside a call of a second one of 10 ms would be its noise
-_SAME_COST = 1.25  # sides whose costs are this near get the same number of calls
+_LONGEST = 4  # samples: the slower side of two may be timed for this many
+_LONG_US, _PART_OF_LONG = 10_000.0, 0.05  # beside a call of a second one of 10 ms would be its noise
 _WARM_CALLS = 3
 _FAR = 1.25
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
@@ -112,12 +112,19 @@ def warm(run: Call, device: torch.device, *, settle_s: float = _WARM_S) -> Warm:
 
 
 def batch_for(plan: TimingPlan, l2: L2, sides: tuple[Warm, Warm]) -> Batch:
-    """Calls per sample so that each side is timed for `plan.sample_us` and a part of the other's call; pairs as planned."""
-    longest_us = max(side.call_us for side in sides)
-    a, b = (_calls(side, max(plan.sample_us, _PART_OF_OTHER * longest_us), l2) for side in sides)
-    near = max(side.call_us for side in sides) <= _SAME_COST * min(side.call_us for side in sides)
-    calls = (max(a, b), max(a, b)) if near else (a, b)
-    return Batch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else calls, plan.order)
+    """Calls per sample, as many on either side, so that the faster one is timed for `plan.sample_us`; pairs as planned.
+
+    The join at a sample's end costs the same whatever the sample holds. With a number of calls for each side, one that something
+    delayed while it warmed up paid that for one call and the other for fourteen: one kernel beside another process on its GPU was
+    15 times as fast as itself. With one number the join draws every ratio towards 1. The slower side is timed for four samples
+    at most; a call beside one of 10 ms and more, where a join is nothing, for a twentieth of what that takes.
+    """
+    slow_us = max(side.call_us for side in sides)
+    wanted = max(_calls(side, plan.sample_us, l2) for side in sides)
+    shared = min(wanted, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
+    part_us = _PART_OF_LONG * shared * slow_us if slow_us >= _LONG_US else 0.0
+    a, b = (max(shared, min(_MOST_CALLS, math.ceil(part_us / max(side.call_us, 0.1)))) for side in sides)
+    return Batch(l2, plan.pairs, (1, 1) if plan.gate == "paper" else (a, b), plan.order)
 
 
 def sample_bucket(
