@@ -174,6 +174,18 @@ def test_a_spent_budget_judges_nothing_and_says_so(region, place, court):
     assert entry.choice.origin == "baseline"
 
 
+@pytest.mark.parametrize(("compiled_s", "judged"), [(45.0, 2), (55.0, 1)])
+def test_what_would_still_be_compiling_long_after_the_budget_is_not_begun(region, place, court, monkeypatch, compiled_s, judged):
+    seat = court({"eager": 2.0, "inductor": 3.0})
+    ranked = replace(seat.rank_baselines(region, [], None), ready_s={"eager": 0.1, "inductor": compiled_s})
+    monkeypatch.setattr(judge, "rank_baselines", lambda *given: ranked)
+    entry = tune(region, replace(place, settings=place.settings.but(budget_s=20.0)))
+    assert seat.judged == judged
+    late = [one["reason"] for one in entry.tried if one["decision"] == "not judged"]
+    assert all(reason.endswith(f"compiling the baseline has taken {compiled_s} s") for reason in late)
+    assert bool(late) == (judged == 1)
+
+
 @pytest.mark.parametrize(
     ("floor_us", "judged", "told"), [(99.0, 0, "100 us; the device needs at least 99.0 us"), (31.0, 1, "33.3 us")]
 )

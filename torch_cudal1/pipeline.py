@@ -46,6 +46,7 @@ Progress: TypeAlias = Callable[[str, float | None], None]  # what is being done,
 _AUTOTUNE_BUDGET_S = 600.0  # max-autotune compiles for minutes; whoever gives ten has them
 _REFERENCE_SCHEDULE: Schedule = "eager"
 _LIKELY = 0.5  # of a judgement's time must be left for another one to begin
+_LATE_S = 30.0  # after the end of a budget: what is sure to be compiling still, then, does not begin
 _LITTLE = 0.02  # of the least time that a region can take: so little of it cannot be gained by a CUDA graph's launch
 _NEAR = 1.1  # of the least time that a region can take: what is left to gain is not worth a judgement
 
@@ -229,7 +230,7 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
             tried.append({"label": candidate.label, "decision": "not judged", "reason": settled})
             continue
         begun = judge.working_s()
-        if spent := _spent(race.deadline - begun, longest_s):
+        if spent := _spent(race.deadline - begun, longest_s, race.ranking.compiling_s(candidate.schedule)):
             tried.append({"label": candidate.label, "decision": "not judged", "reason": spent})
             continue
         left = (race.deadline - begun) / max(place.settings.budget_s, 1e-9)
@@ -243,15 +244,18 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
     return _entry(region, place, best, race.ranking, tried)
 
 
-def _spent(left_s: float, longest_s: float) -> str:
+def _spent(left_s: float, longest_s: float, compiling_s: float) -> str:
     """Why no judgement begins any more, "" if one does: what has begun is finished, so it should end near the budget's end.
 
-    `longest_s`: of the judgements of this region; on a busy machine the first one tells what the next will take.
+    `longest_s`: of the judgements of this region; on a busy machine the first one tells what the next will take. `compiling_s`:
+    what its baseline under the same schedule took to be compiled; of a network of 200 layers that alone is over a minute.
     """
     if left_s <= 0:
         return "the budget was spent"
     if left_s < _LIKELY * longest_s:
         return f"{left_s:.1f} s of the budget were left, and a judgement has taken {longest_s:.1f} s"
+    if compiling_s - left_s > _LATE_S:
+        return f"{left_s:.1f} s of the budget were left, and compiling the baseline has taken {compiling_s:.1f} s"
     return ""
 
 

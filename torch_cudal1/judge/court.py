@@ -43,6 +43,7 @@ from torch_cudal1.records import (
     Decision,
     Region,
     Rejected,
+    Schedule,
     Target,
     Timing,
     Verdict,
@@ -83,11 +84,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The race of the baselines: the winner, medians in microseconds per call, and why others did not run."""
+    """The race of the baselines: the winner, medians in microseconds per call, why others did not run, and the seconds until each
+    had answered once, which is what a compiler takes for the region.
+    """
 
     best: Candidate
     medians_us: Mapping[str, float]
     failures: Mapping[str, str] = field(default_factory=dict)
+    ready_s: Mapping[str, float] = field(default_factory=dict)
+
+    def compiling_s(self, schedule: Schedule) -> float:
+        """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is compiled the same way."""
+        return self.ready_s.get(schedule.partition("+")[0], 0.0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.court import Job, Ranking
 from torch_cudal1.judge.decide import choose_baseline
 from torch_cudal1.judge.device_memory import give_back
-from torch_cudal1.judge.gpu_lock import exclusive
+from torch_cudal1.judge.gpu_lock import exclusive, working_s
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import Outputs, RegionSubject
 from torch_cudal1.judge.trial import Trial
@@ -34,19 +34,25 @@ def rank_baselines(region: Region, schedules: Iterable[Schedule], job: Job) -> R
     """Measure the region's reference Program under each schedule, eager always among them. Raises SandboxError."""
     left = [name for name in SCHEDULES if name == "eager" or name in set(schedules)]
     failures: dict[str, str] = {}
+    ready_s: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
     while left and not samples:
-        samples = _race(region, left, job, failures)
+        samples = _race(region, left, job, failures, ready_s)
         left = [name for name in left if name not in failures]
     medians = {name: statistics.median(values) for name, values in samples.items()}
     best = choose_baseline(medians) if medians else "eager"
     observe.record("judge", "baselines", region.key[:12], best=best, medians_us=medians, failures=failures)
     schedule = next(name for name in SCHEDULES if name == best)
-    return Ranking(Candidate(region.program, schedule, "baseline"), medians, failures)
+    return Ranking(Candidate(region.program, schedule, "baseline"), medians, failures, ready_s)
 
 
-def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dict[str, str]) -> dict[str, list[float]]:
-    """One race in one child; what fails goes into `failures`. Empty when the child was lost, so that the rest can try again."""
+def _race(
+    region: Region, schedules: Sequence[Schedule], job: Job, failures: dict[str, str], ready_s: dict[str, float]
+) -> dict[str, list[float]]:
+    """One race in one child; what fails goes into `failures`, what the others took until they had answered once into `ready_s`.
+
+    Empty when the child was lost, so that the rest can try again.
+    """
     with lent(limits_for(job.settings, job.device), job.contract) as child:
         eager = Candidate(region.program, "eager", "baseline")
         subject = RegionSubject(region, job.contract, job.device, proven=job.examples is not None)
@@ -58,7 +64,7 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
             return {}
         ready, expected = [], None
         for name in schedules:
-            reason, outputs = _graph_of_what_failed(name, failures), None
+            reason, outputs, begun = _graph_of_what_failed(name, failures), None, working_s()
             if not reason:
                 reason, outputs = _tried(trial, name, sets[0], expected)
                 if name == "eager" and _blind(outputs) and trial.examples is not None:
@@ -68,6 +74,7 @@ def _race(region: Region, schedules: Sequence[Schedule], job: Job, failures: dic
                 failures[name] = reason
             else:
                 ready.append(name)
+                ready_s.setdefault(name, working_s() - begun)  # a second race finds what the first one compiled
             if not child.usable:
                 return {}
         del outputs, expected
