@@ -7,6 +7,8 @@ case, from the newest file that measured it. Nothing is typed by hand.
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,9 +42,7 @@ _OVERHEAD = (
     "h200-host-overhead.json",
     "cpu-overhead.json",
 )
-_REPEATED = "h200-repeatability.json"
 _CACHE = ("cpu-cache.json",)
-_JUDGE = ("cpu-judge.json", "h200-judge.json", "h200-judge-sources.json")
 _FLEET = ("h200-fleet.json",)
 _RANKS = ("h200-ranks-2.json", "h200-ranks-4.json")
 _OURS = "cudal1.accelerate"
@@ -59,11 +59,13 @@ def render(results: Path) -> str:
         lines += _warm(name, load(results / name))
     for name in _OVERHEAD:
         lines += _overhead(name, load(results / name))
-    lines += _repeated(_REPEATED, load(results / _REPEATED))
+    for path in sorted(results.glob("*-repeatability*.json")):
+        lines += _repeated(path.name, load(path))
     for name in _CACHE:
         lines += _cache(name, load(results / name))
-    for name in _JUDGE:
-        lines += ["", *_judged(name, load(results / name))]
+    for path in sorted(results.glob("*-judge*.json")):
+        lines += ["", *_judged(path.name, load(path))]
+    lines += _hacking_cases(sorted((results / "adversarial").glob("*.jsonl*")))
     for name in _FLEET:
         lines += ["", *_fleet(name, load(results / name))]
     for name in _RANKS:
@@ -213,6 +215,29 @@ def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         seconds = " | ".join(f"{row[name]:.2f}" for name in ("first_s", "next_s", "shared_s"))
         lines.append(f"| {row['candidate']} | {row['form']} | {seconds} |")
+    return lines
+
+
+def _hacking_cases(paths: Sequence[Path]) -> list[str]:
+    """What became of cheats and honest twins, file by file; every line of a file counts."""
+    lines = [
+        "",
+        "`benchmarks/results/adversarial/`: made by `python -m tests.adversarial.matrix`, cheats and their honest twins.",
+        "",
+    ]
+    lines += [
+        "| file | cases | judgements | cheats missed | caught by another first | twins refused |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in paths:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            rows = [json.loads(line) for line in file]
+        cheats = [row for row in rows if row["side"] == "cheat"]
+        missed = [row["case"] for row in cheats if not row["failed"]]
+        other = [row["case"] for row in cheats if row["failed"] and row["failed"][0] != row["expected"]]
+        refused = [row["case"] for row in rows if row["side"] == "honest" and row["failed"]]
+        told = " | ".join(", ".join((str(len(found)), *sorted(set(found)))) for found in (missed, other, refused))
+        lines.append(f"| {path.name} | {len({row['case'] for row in rows})} | {len(rows)} | {told} |")
     return lines
 
 
