@@ -5,7 +5,7 @@
 # seconds of this call (900). KERNELBENCH: a checkout of KernelBench. SIZES=release with RELEASE=FILE.json: the sizes of a CUDA-L1
 # release, whose code becomes a column with CANDIDATES=1. RIGHTS=tf32|ieee: other precision for everyone. ONLY="1/1 2/76": these tasks.
 # PROFILE=quick: longer searches. THREADS=4: compilers of each task. Rows go to kernelbench-SIZES-RIGHTS-LANE.jsonl; those that
-# KNOWN names (files) are not done again.
+# KNOWN names (files) are not done again. The entries of the searches, which a cache folder can hold, come back in NAME-entries.tgz.
 set -uo pipefail
 seconds=${1:-900} sizes=${SIZES:-today} rights=${RIGHTS:-default} python=${PYTHON:-python3} device=${DEVICE:-cuda:0}
 name=kernelbench-$sizes-$rights
@@ -43,6 +43,7 @@ timeout -s TERM -k 10 $((seconds + 20)) "$python" -m benchmarks.kernelbench run 
     --claims "$work/claims" --work "$work" --device "$device" --profile "${PROFILE:-fast}" --rights "$rights" --workers "$workers" --threads "$threads" \
     --budget-s "$seconds" --reserve-s "${RESERVE:-40}" "${only[@]}" "${candidates[@]}" >>"$log" 2>&1
 code=$?
+[ ! -d "$work/cudal1/v1" ] || tar czf "$OUT/$name-entries.tgz" -C "$work/cudal1" v1 # by each lane: the last one to end has all
 kill "$compiling" 2>/dev/null
 wait "$compiling" 2>/dev/null
 tail -3 "$log" | cut -c1-400
