@@ -2,13 +2,12 @@
 
 Fresh memory is filled with a pattern, inputs lie between bands, launches are left out, calls are repeated, and what the process
 holds is counted. It compares nothing: outputs, digests and counts go to the parent. On the host, fresh memory is filled by glibc
-(`M_PERTURB`), without a word to PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a candidate
+(`judge.heap`), without a word to PyTorch; on a GPU the free blocks of PyTorch's allocator are filled, so memory that a candidate
 gets from the driver itself, and the private pool of a CUDA graph, are not.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torch_cudal1.judge import heap
 from torch_cudal1.judge.bands import Bands, Fences
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.clock import synchronise
@@ -40,7 +40,6 @@ __all__ = ["VERBS"]
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 _SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
-_M_PERTURB = -6  # malloc.h: memory given out is filled with the complement of the byte, memory taken back with the byte
 _ASYNC_COMPILE, _POOLED = "torch._inductor.async_compile", "torch/_inductor/async_compile.py"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
@@ -81,15 +80,8 @@ def _filled(byte: int, device: torch.device) -> Iterator[bool]:
         _fill_free_blocks(byte, device)
         yield True
         return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt") or not libc.mallopt(_M_PERTURB, byte ^ 0xFF):
-        yield False
-        return
-    try:
-        tried = torch.empty(1 << 16, dtype=torch.uint8)
-        yield bool((tried == byte).all())
-    finally:
-        libc.mallopt(_M_PERTURB, 0)
+    with heap.filled(byte) as done:
+        yield done
 
 
 def _fill_free_blocks(byte: int, device: torch.device) -> None:

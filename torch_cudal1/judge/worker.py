@@ -26,6 +26,7 @@ from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_ten
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.headers import keep_headers
+from torch_cudal1.judge.heap import keep_freed
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
 from torch_cudal1.judge.properties import describe
 from torch_cudal1.judge.rawcopy import RefusedOutput, raw_tensors, refuse_lazy
@@ -248,10 +249,11 @@ def _look(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _spin(session: Session, request: Request) -> dict[str, Any]:
-    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held.
-
-    `drop`: what was held before is dropped first, outside the clock.
+    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held, and what
+    is freed stays for the next batch. `drop`: what was held before is dropped first, outside the clock.
     """
+    if request["keep"]:
+        keep_freed()
     if request.get("drop"):
         session.held.clear()
     run = Turns(session.slots[request["slot"]], session.ring(request), int(request["start"]))
