@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,8 @@ def render(results: Path) -> str:
         lines += _cache(name, load(results / name))
     for path in sorted(results.glob("*-judge*.json")):
         lines += ["", *_judged(path.name, load(path))]
+    for path in sorted(results.glob("*-same-source*.json")):
+        lines += ["", *_same_sources(path.name, load(path))]
     lines += _hacking_cases(sorted((results / "adversarial").glob("*.jsonl*")))
     for name in _FLEET:
         lines += ["", *_fleet(name, load(results / name))]
@@ -215,6 +218,19 @@ def _judged(name: str, found: Mapping[str, Any]) -> list[str]:
             continue
         seconds = " | ".join(f"{row[name]:.2f}" for name in ("first_s", "next_s", "shared_s"))
         lines.append(f"| {row['candidate']} | {row['form']} | {seconds} |")
+    return lines
+
+
+def _same_sources(name: str, found: Mapping[str, Any]) -> list[str]:
+    lines = _heading(name, found)
+    lines += ["| source | judged, accepted | over eager: median | least, most | seconds on the clock |", "|---|---|---|---|---|"]
+    for row in found["rows"]:
+        if row["status"] != "ok":
+            lines.append(f"| {row['source']} | {row['reason']} | | | |")
+            continue
+        speedups, seconds = row["speedups"], statistics.median(row["timing_s"])
+        told = f"{statistics.median(speedups):.3f} | {min(speedups):.3f}, {max(speedups):.3f} | {seconds:.2f}"
+        lines.append(f"| {row['source']} | {row['trials']}, {row['accepted']} | {told} |")
     return lines
 
 

@@ -24,6 +24,7 @@ NAMED_BY = {
     "repeatability": ("kernel",),
     "cache": ("name",),
     "judge": ("candidate", "form"),
+    "same_source": ("source",),
     "gemm": ("name",),
     "order": ("kind", "case", "strategy"),
     "families": ("case",),

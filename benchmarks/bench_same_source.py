@@ -1,0 +1,99 @@
+"""Is a source that is the reference itself ever called faster, and is it told the same speed?
+
+    python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--courts 3] [--out same-source.json]
+
+The reference under another name is judged again and again, in a process of its own each time, as `cudal1 judge` does. Its speed-up
+over eager is 1; that over another baseline, where one won, is what the medians of the race say. What two processes with the same code
+differ by is in these figures, which `repeatability` in one process cannot see. Each court races its baselines anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench_judge import SOURCES, Source
+from benchmarks.report import document, environment, save
+from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.judge.court_pair import PairCourt, PairJob
+from torch_cudal1.records import Accepted, Contract
+from torch_cudal1.settings import Settings
+
+__all__ = ["Row", "main", "of_source"]
+
+Row = dict[str, Any]
+
+
+def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Row:
+    """A row: of how many trials it was accepted, and the speed-ups over eager, lower bounds and seconds on the clock of all.
+
+    `failed` and the reason where it was refused or could not be timed: a check that refuses what is right is no speed.
+    """
+    row: Row = {"source": source.name, "trials": 0, "accepted": 0, "speedups": [], "lows": [], "timing_s": []}
+    for count in _shares(trials, courts):
+        with PairCourt(PairJob(Settings(), Contract(), device, "fast")) as court:
+            for _ in range(count):
+                try:
+                    found = court.judge(source.text("Model"), source.text("ModelNew"))
+                except Cudal1Error as error:
+                    return {**row, "status": "failed", "reason": str(error)[:300]}
+                if found.timing is None or found.baselines is None:
+                    return {**row, "status": "failed", "reason": f"refused: {found.verdict.failure}"}
+                over_eager = found.baselines.medians_us["eager"] / found.baselines.medians_us[found.timing.baseline]
+                row["trials"] += 1
+                row["accepted"] += isinstance(found.decision, Accepted)
+                row["speedups"].append(round(found.timing.speedup * over_eager, 4))
+                row["lows"].append(round(found.timing.low, 4))
+                row["timing_s"].append(round(found.elapsed_s["timing"], 3))
+    return {**row, "status": "ok"}
+
+
+def _shares(trials: int, courts: int) -> list[int]:
+    """As even as can be, none empty."""
+    return [count for count in (trials // courts + (at < trials % courts) for at in range(courts)) if count]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 where a trial was refused, or accepted in 1 % of the trials or more."""
+    args = _parser().parse_args(argv)
+    facts, rows = environment(), []
+    for source in SOURCES:
+        rows.append(of_source(source, torch.device(args.device), args.trials, args.courts))
+        print(_told(rows[-1]), file=sys.stderr, flush=True)
+        summary = _summary(rows)
+        if args.out:
+            options = {"device": args.device, "trials": args.trials, "courts": args.courts}
+            save(args.out, document("same_source", options, rows, environment=facts, summary=summary))
+    return 0 if summary["passed"] else 1
+
+
+def _summary(rows: Sequence[Row]) -> Row:
+    trials, accepted = sum(row["trials"] for row in rows), sum(row["accepted"] for row in rows)
+    failed = sum(row["status"] != "ok" for row in rows)
+    return {"trials": trials, "accepted": accepted, "failed": failed, "passed": not failed and accepted < 0.01 * trials}
+
+
+def _told(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"{row['source']}: {row['reason']}"
+    speedups, centre = row["speedups"], statistics.median(row["speedups"])
+    return f"{row['source']}: {row['accepted']} of {row['trials']} accepted, {centre:.3f}x, {min(speedups)} to {max(speedups)}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="benchmarks.bench_same_source", description=__doc__.splitlines()[0] if __doc__ else None)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--trials", type=int, default=30, help="of each source")
+    made.add_argument("--courts", type=int, default=3, help="references that are read and raced anew")
+    made.add_argument("--out", type=Path)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Identical sources: what is accepted counts, what is refused fails the row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_same_source
+from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict
+
+PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+
+
+def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> Any:
+    timing = Timing(PASSED, baseline, 100.0, 100.0, low, low, low, 14)
+    decision = Accepted(timing) if accepted else Rejected("not faster", "timing", {}, timing)
+    baselines = SimpleNamespace(medians_us={"eager": 100.0, "inductor": 80.0})
+    return SimpleNamespace(timing=timing, decision=decision, verdict=PASSED, baselines=baselines, elapsed_s={"timing": 1.0})
+
+
+@pytest.fixture
+def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    answers: list[Any] = []
+
+    class Court:
+        def __init__(self, job: Any) -> None: ...
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: Any) -> None: ...
+        def judge(self, reference: str, candidate: str) -> Any:
+            return answers.pop(0)
+
+    monkeypatch.setattr(bench_same_source, "PairCourt", Court)
+    return answers
+
+
+def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(court: list[Any], tmp_path: Path) -> None:
+    court += [judged(1.0), judged(1.1, accepted=True), judged(0.9), judged(1.0), judged(1.0), judged(1.0)]
+    out = tmp_path / "same.json"
+    assert bench_same_source.main(["--device", "cpu", "--trials", "3", "--courts", "2", "--out", str(out)]) == 1
+    saved = json.loads(out.read_text())
+    assert saved["summary"] == {"trials": 6, "accepted": 1, "failed": 0, "passed": False}
+    assert saved["rows"][0]["speedups"] == [1.0, 1.1, 0.9]
+    assert not court
+
+
+def test_speed_is_told_over_eager_whatever_won(court: list[Any]) -> None:
+    court += [judged(0.8, baseline="inductor")]
+    row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1)
+    assert row["speedups"] == [1.0]
+
+
+def test_a_refusal_is_a_failed_row(court: list[Any]) -> None:
+    refused = SimpleNamespace(timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics"))
+    court += [judged(1.0), refused]
+    row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1)
+    assert (row["status"], row["trials"], row["reason"]) == ("failed", 1, "refused: numerics")
