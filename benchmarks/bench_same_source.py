@@ -3,7 +3,7 @@
     python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--courts 3] [--out same-source.json]
 
 The reference under another name is judged again and again, in a process of its own each time, as `cudal1 judge` does. Its speed-up
-over eager is 1; that over another baseline, where one won, is what the medians of the race say. What two processes with the same code
+over eager is 1; that over another baseline, where one won, is what the medians of the race say. What two processes with one code
 differ by is in these figures, which `repeatability` in one process cannot see. Each court races its baselines anew.
 """
 
