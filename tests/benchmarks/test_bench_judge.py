@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks import bench_judge
 from benchmarks.bench_judge import Layer, Source
+from tests.benchmarks.courts import seated
 
 LAYER = Layer("relu", nn.ReLU, (4, 8))
 PASSED = SimpleNamespace(passed=True, failure=None)
@@ -28,20 +29,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    answers: list[Any] = []
-
-    class Court:
-        def __init__(self, job: Any) -> None: ...
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: Any) -> None: ...
-        def judge(self, reference: str, candidate: str) -> Any:
-            assert ("class Model(" in reference, "class ModelNew(" in candidate) == (True, True)
-            return answers.pop(0)
-
-    monkeypatch.setattr(bench_judge, "PairCourt", Court)
-    return answers
+    return seated(monkeypatch, bench_judge)
 
 
 def test_a_layer_is_judged_once_and_again(judged: list[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_same_source
+from tests.benchmarks.courts import seated
 from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict
 
 PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
@@ -24,19 +25,7 @@ def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> An
 
 @pytest.fixture
 def court(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    answers: list[Any] = []
-
-    class Court:
-        def __init__(self, job: Any) -> None: ...
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: Any) -> None: ...
-        def judge(self, reference: str, candidate: str) -> Any:
-            return answers.pop(0)
-
-    monkeypatch.setattr(bench_same_source, "PairCourt", Court)
-    return answers
+    return seated(monkeypatch, bench_same_source)
 
 
 def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(court: list[Any], tmp_path: Path) -> None:
