@@ -58,10 +58,10 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
     fresh = replace(trial, samples={}, results={}, book={})
     for _ in range(2):
         fresh.draw("normal")
+    audit = Audit(fresh, plan)  # as many outputs are looked at, however short the race
     if plan.gate == "widen":
         seconds = min(plan.budget_s, _WIDEN_S[trial.device.type])
         plan = replace(plan, rounds=min(plan.rounds, _ROUNDS), budget_s=seconds)
-    audit = Audit(fresh, plan)
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, most_calls(audit.output_bytes, trial.device))
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
     duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
