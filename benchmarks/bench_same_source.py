@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ __all__ = ["Row", "main", "of_source"]
 Row = dict[str, Any]
 
 
-def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Row:
+def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Iterator[Row]:
     """A row: of how many trials it was accepted, and the speed-ups over eager, lower bounds and seconds on the clock of all.
 
-    `failed` and the reason where it was refused or could not be timed: a check that refuses what is right is no speed.
+    It is told after each court, with status `not done` until the last one. `failed` and the reason where it was refused or could
+    not be timed: a check that refuses what is right is no speed.
     """
     row: Row = {"source": source.name, "trials": 0, "accepted": 0, "speedups": [], "lows": [], "timing_s": []}
     for count in _shares(trials, courts):
@@ -42,16 +43,19 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
                 try:
                     found = court.judge(source.text("Model"), source.text("ModelNew"))
                 except Cudal1Error as error:
-                    return {**row, "status": "failed", "reason": str(error)[:300]}
+                    yield {**row, "status": "failed", "reason": str(error)[:300]}
+                    return
                 if found.timing is None or found.baselines is None:
-                    return {**row, "status": "failed", "reason": f"refused: {found.verdict.failure}"}
+                    yield {**row, "status": "failed", "reason": f"refused: {found.verdict.failure}"}
+                    return
                 over_eager = found.baselines.medians_us["eager"] / found.baselines.medians_us[found.timing.baseline]
                 row["trials"] += 1
                 row["accepted"] += isinstance(found.decision, Accepted)
                 row["speedups"].append(round(found.timing.speedup * over_eager, 4))
                 row["lows"].append(round(found.timing.low, 4))
                 row["timing_s"].append(round(found.elapsed_s["timing"], 3))
-    return {**row, "status": "ok"}
+        whole = row["trials"] == trials
+        yield {**row, "status": "ok"} if whole else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
 
 
 def _shares(trials: int, courts: int) -> list[int]:
@@ -62,14 +66,15 @@ def _shares(trials: int, courts: int) -> list[int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where a trial was refused, or accepted in 1 % of the trials or more."""
     args = _parser().parse_args(argv)
-    facts, rows = environment(), []
-    for source in SOURCES:
-        rows.append(of_source(source, torch.device(args.device), args.trials, args.courts))
-        print(_told(rows[-1]), file=sys.stderr, flush=True)
-        summary = _summary(rows)
-        if args.out:
-            options = {"device": args.device, "trials": args.trials, "courts": args.courts}
-            save(args.out, document("same_source", options, rows, environment=facts, summary=summary))
+    facts, rows = environment(), list[Row]()
+    for number, source in enumerate(SOURCES):
+        for row in of_source(source, torch.device(args.device), args.trials, args.courts):
+            rows[number:] = [row]
+            print(_told(row), file=sys.stderr, flush=True)
+            summary = _summary(rows)
+            if args.out:
+                options = {"device": args.device, "trials": args.trials, "courts": args.courts}
+                save(args.out, document("same_source", options, rows, environment=facts, summary=summary))
     return 0 if summary["passed"] else 1
 
 

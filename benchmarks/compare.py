@@ -8,14 +8,16 @@ elements: one unwritten element of two million already moves the rms by a factor
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from torch_cudal1.judge.compare import sampling_spread
+from torch_cudal1.judge.spread import spread_of
 
 __all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
 
@@ -30,11 +32,15 @@ _PART = 1 << 26  # elements in float64 at once: results of several GB would not 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one set of inputs should give: in float64, by eager, and eager's rms error per output (the largest of its runs)."""
+    """What one set of inputs should give: in float64, by eager, and eager's rms error per output (the largest of its runs).
+
+    An error rests on few elements where a ReLU has left few of them, and is a draw as lucky as that of a small result.
+    """
 
     exact: Outputs
     eager: Outputs
     eager_rms: Mapping[str, float]
+    effective: Mapping[str, int] = field(default_factory=dict)  # elements that eager's error rests on, per output
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,12 @@ class Comparison:
 
 def reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
     """Several eager runs, because atomics make some of eager's own results differ from run to run."""
-    rms = {name: max(_rms_error(run[name], exact[name]) for run in eager_runs) for name in exact}
-    return Reference(exact, eager_runs[0], rms)
+    rms, effective = dict[str, float](), dict[str, int]()
+    for name, wanted in exact.items():
+        rms[name], largest = max(((_rms_error(run[name], wanted), run[name]) for run in eager_runs), key=operator.itemgetter(0))
+        found = spread_of((largest, largest, wanted), 0.0) if largest.is_floating_point() else None
+        effective[name] = wanted.numel() if found is None else found.effective
+    return Reference(exact, eager_runs[0], rms, effective)
 
 
 def compare(got: Outputs, ref: Reference) -> Comparison:
@@ -86,7 +96,7 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     void = eager_rms > VOID_ERROR * scale
     ratio = _ratio(rms, max(eager_rms, _round_off(eager.dtype) * scale / LIMIT))
     # Of a scalar, eager's error is one draw, often a lucky one: the limit allows for the spread of so few, as the judge's does.
-    limit = VOID_LIMIT if void else LIMIT * sampling_spread(got.numel())
+    limit = VOID_LIMIT if void else LIMIT * sampling_spread(ref.effective.get(name, got.numel()))
     reason = "" if ratio <= limit else f"{name}: error {rms:.3g} is {ratio:.3g}x eager's {eager_rms:.3g}; the limit is {limit:g}x"
     return Comparison(not reason, None if void or math.isinf(ratio) else ratio, reason, 1, int(void))
 

@@ -22,6 +22,10 @@ CPU = torch.device("cpu")
 NET, X = torch.nn.Linear(4, 4), torch.randn(2, 4)
 
 
+def summary(low: float, speedup: float, high: float, *, steady: bool = True) -> PairedSummary:
+    return PairedSummary(speedup, low, high, speedup, 1.0, 56, steady, (speedup,) * 7, (speedup,) * 7)
+
+
 class Trial:
     """Stands in for the measurement: each contender is a word, its result is looked up."""
 
@@ -34,8 +38,10 @@ class Trial:
         return nullcontext(((X,), {}))
 
     def against_own(self, call: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
-        low, speedup, high = self.results[call]
-        return PairedSummary(speedup, low, high, speedup, 1.0, 56, True, (speedup,) * 7, (speedup,) * 7)
+        return summary(*self.results[call])
+
+    def between(self, a: Any, b: Any, args: Any, kwargs: Any, place: Place) -> PairedSummary:
+        return summary(*self.results[f"{b} over {a}"])
 
 
 def choices(place: Place, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
@@ -51,13 +57,16 @@ def place(tmp_path: Path) -> Place:
 
 
 NOISY_GAIN, CLEAR_GAIN, LOSS = (0.97, 1.10, 1.20), (1.05, 1.08, 1.12), (0.90, 0.95, 0.99)
+OVER = "cudal1 over torch.compile"
 CASES = [  # origin of the choice, results by contender, winner
     ("rewrites", {"cudal1": CLEAR_GAIN}, "cudal1"),
     ("rewrites", {"cudal1": NOISY_GAIN}, "eager"),  # a swap must win beyond its noise
     ("baseline", {"cudal1": NOISY_GAIN}, "cudal1"),  # between the user's own baselines the better centre runs
     ("baseline", {"cudal1": LOSS}, "eager"),
     ("rewrites", {"torch.compile": CLEAR_GAIN, "cudal1": NOISY_GAIN}, "torch.compile"),
-    ("rewrites", {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30)}, "cudal1"),
+    ("rewrites", {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: CLEAR_GAIN}, "cudal1"),
+    ("baseline", {"torch.compile": (1.73, 1.79, 1.83), "cudal1": (1.33, 1.73, 1.98), OVER: (1.02, 1.05, 1.06)}, "cudal1"),
+    ("baseline", {"torch.compile": CLEAR_GAIN, "cudal1": (1.10, 1.20, 1.30), OVER: LOSS}, "torch.compile"),
 ]
 
 
@@ -66,12 +75,35 @@ def test_the_gate_lets_through_what_wins(
     origin: str, results: dict[str, tuple[float, float, float]], winner: str, place: Place
 ) -> None:
     chosen = choices(place, origin)
-    settled = binding._end_to_end(Trial(results), {name: name for name in results}, chosen, place)  # type: ignore[arg-type]
+    contenders = {name: name for name in results if name != OVER}
+    settled = binding._end_to_end(Trial(results), contenders, chosen, place)  # type: ignore[arg-type]
     assert settled.winner == winner
+    assert ("x [" in settled.note and "of torch.compile" in settled.note) is (OVER in results)
     assert settled.note.startswith("undone: ") is (winner == "eager")
-    again = binding._settled({name: name for name in results}, chosen, place)
+    again = binding._settled(contenders, chosen, place)
     assert again is not None
     assert (again.winner, again.note, again.call) == (settled.winner, settled.note, None)
+
+
+DISTURBED, ONE_SIDED = (0.85, 0.94, 1.31), (1.33, 1.73, 1.98)
+MEASURED = [  # what is measured one time after the other, whether steady; how many of them are made, the last one counting
+    ([(DISTURBED, False), (CLEAR_GAIN, True)], 2),
+    ([(DISTURBED, True)], 1),  # a small difference, well measured
+    ([(ONE_SIDED, False)], 1),
+    ([(DISTURBED, False)] * 3 + [(CLEAR_GAIN, True)], 3),
+]
+
+
+@pytest.mark.parametrize(("results", "made"), MEASURED)
+def test_a_disturbed_measurement_is_made_again(
+    results: list[tuple[tuple[float, float, float], bool]], made: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
+    monkeypatch.setattr(binding, "sample_pairs", lambda *_, **__: [])
+    monkeypatch.setattr(binding, "summarise", lambda _: waiting.pop(0))
+    found = binding._raced(lambda: None, lambda: None, place)
+    assert (found.low, found.speedup, found.high) == results[made - 1][0]
+    assert len(waiting) == len(results) - made
 
 
 def test_a_decision_about_other_candidates_is_not_taken_over(place: Place) -> None:

@@ -199,6 +199,56 @@ def test_weights_that_were_replaced_are_let_go(tmp_path: Path):
     assert old() is None
 
 
+class Stateful(nn.Module):
+    """Tensors in plain attributes, which each call moves to where its input is; `last` is assigned and stays what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.first = torch.randn(8)
+        self.last = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first = self.first.to(x.device)
+        self.last = self.first.to(x.device)
+        return self.linear(x) * self.first + self.last
+
+
+def test_a_tensor_in_a_plain_attribute_is_followed_and_let_go_when_it_was_replaced(runs: Runs, tmp_path: Path) -> None:
+    module, x = Stateful().eval(), torch.randn(3, 8)
+    with torch.no_grad():
+        plant(module, x, tmp_path, change=shifted)
+        accelerated = torch_cudal1.accelerate(module, (x,), cache_dir=tmp_path, strictness="error")
+        torch.testing.assert_close(accelerated(x), module.forward(x) + 1)
+        module.first.mul_(2)  # in place: read at each call
+        torch.testing.assert_close(accelerated(x), module.forward(x) + 1)
+        assert runs.total >= 2
+        old = weakref.ref(module.first)
+        module.first = module.last = torch.ones(8)
+        for _ in range(4):
+            found = accelerated(x)
+        torch.testing.assert_close(found, module.forward(x) + 1)
+    assert vars(module)["first"] is module.last  # still a plain attribute
+    gc.collect()
+    assert old() is None
+
+
+def test_a_tensor_that_changes_at_each_call_is_left_to_the_module(tmp_path: Path) -> None:
+    class Counts(Stateful):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first = self.first + 1
+            return self.linear(x) * self.first
+
+    module, twin, x = Counts(), Counts(), torch.randn(3, 8)
+    twin.first = module.first.clone()
+    twin.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        accelerated = torch_cudal1.accelerate(module, (x,), cache_dir=tmp_path)
+        assert "assigns" in torch_cudal1.explain(module).left_out[0]
+        for _ in range(3):
+            assert torch.equal(accelerated(x), twin(x))
+
+
 class Closed(nn.Module):
     """minGPT's habit: part of the forward is a function over the module's own layers."""
 

@@ -40,6 +40,7 @@ from torch_cudal1.trial_step import MORE_THAN_NOISE, copy_of, gradients
 __all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
 
 _GATE_BUDGET_S = 3.0
+_MOST_GATES = 3  # measurements, where the earlier ones were disturbed
 _COMPILE = "torch.compile"
 _GATE = 1.0  # the speed-up over the module's own forward that a contender needs
 
@@ -52,7 +53,7 @@ class Bound:
     guard: Any
     choices: tuple[Choice, ...]
     note: str = ""
-    weights: frozenset[int] = frozenset()  # identities of the parameters and buffers that `call` keeps alive
+    weights: frozenset[int] = frozenset()  # identities of the module's tensors that `call` keeps alive
     direct: Direct | None = None  # the same call without AOTAutograd's wrapper, where nothing needs that
 
 
@@ -157,8 +158,9 @@ class _Task:
 
 
 def weights_of(module: torch.nn.Module) -> frozenset[int]:
-    """Identities of the parameters and buffers of `module`."""
-    return frozenset(id(tensor) for tensor in (*module.parameters(), *module.buffers()))
+    """Identities of the parameters and buffers of `module`, and of the tensors in its plain attributes."""
+    plain = (value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor))
+    return frozenset(id(tensor) for tensor in (*module.parameters(), *module.buffers(), *plain))
 
 
 def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
@@ -327,12 +329,17 @@ class _Trial:
 
     def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
         """Paired times of the module's own forward and `call`; with their backward where gradients are wanted."""
-        own = self._step(self.module._call_impl, args, kwargs)
+        return _raced(self._step(self.module._call_impl, args, kwargs), self._served(call, args, kwargs, place), place)
+
+    def between(self, a: Call, b: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
+        """The same for two contenders: the speed-up of `b` over `a`."""
+        return _raced(self._served(a, args, kwargs, place), self._served(b, args, kwargs, place), place)
+
+    def _served(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Callable[[], Any]:
         called = call.as_a_module_would(args, kwargs, place) if isinstance(call, _Served) and not self.training else call
-        ours = self._step(lambda *args, **kwargs: called(args, kwargs), args, kwargs)
-        ours()  # a first call may compile, and others wait for the clock
-        with exclusive(place.device, "gate"):
-            return summarise(sample_pairs(own, ours, place.device, budget_s=_GATE_BUDGET_S, margin=_GATE))
+        step = self._step(lambda *args, **kwargs: called(args, kwargs), args, kwargs)
+        step()  # a first call may compile, and others wait for the clock
+        return step
 
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         if not self.training:
@@ -341,6 +348,16 @@ class _Trial:
         wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
         return lambda: gradients(call(*args, **kwargs), wanted)
+
+
+def _raced(a: Callable[[], Any], b: Callable[[], Any], place: Place) -> PairedSummary:
+    """Paired times of two steps. What their buckets disagree about and does not lie on one side of the gate is measured again."""
+    with exclusive(place.device, "gate"):
+        for _ in range(_MOST_GATES):
+            found = summarise(sample_pairs(a, b, place.device, budget_s=_GATE_BUDGET_S, margin=_GATE))
+            if found.steady or found.low >= _GATE or found.high < _GATE:
+                break
+    return found
 
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
@@ -355,28 +372,54 @@ def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Pl
 
 def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Choice, ...], place: Place) -> _Settled:
     """The whole call, in this process: a contender stays only if it beats the module's own forward. The cache remembers."""
-    winner, notes, best = "eager", [], 1.0
+    key, between = choices[0].region.key, ""
     with trial.arguments(place.device) as (args, kwargs):
-        for label, call in contenders.items():
-            try:
-                result = trial.against_own(call, args, kwargs, place)
-            except FAILURES as error:  # torch.compile is the user's, and need not work; of ours the caller must hear
-                if label != _COMPILE or is_sticky(error):
-                    raise
-                told = f"{type(error).__name__}: {error}".splitlines()[0]
-                observe.record("judge", "end_to_end", choices[0].region.key, contender=label, failed=told)
-                notes.append(f"{label} failed ({told})")
-                continue
-            facts = {"contender": label, "speedup": result.speedup, "low": result.low, "high": result.high}
-            observe.record("judge", "end_to_end", choices[0].region.key, **facts)
-            notes.append(f"{label} is {result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]")
-            # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
-            swapped = any(choice.swapped for choice in choices)
-            wins = result.low >= _GATE if swapped else result.speedup >= MORE_THAN_NOISE
-            if wins and result.speedup > best:
-                winner, best = label, result.speedup
-    note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward"
+
+        def against_own(call: Call) -> PairedSummary:
+            return trial.against_own(call, args, kwargs, place)
+
+        notes, winners = _those_that_pay(contenders, against_own, key, swapped=any(choice.swapped for choice in choices))
+        winner = winners[0] if winners else "eager"
+        if len(winners) > 1:  # two ratios to a slower forward, taken one after the other, say little of each other
+            a, b = winners
+            result = trial.between(contenders[a], contenders[b], args, kwargs, place)
+            observe.record("judge", "end_to_end", key, contender=b, over=a, **_told(result))
+            between = f"; {b} is {_in_words(result)} of {a}"
+            winner = b if result.speedup > 1.0 else a
+    note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward{between}"
     note += f"; {_COMPILE} runs" if winner == _COMPILE else ""
     decided = {"winner": winner, "note": note, "candidates": [choice.candidate.digest for choice in choices]}
     place.cache.put_alias(end_to_end_name(choices), decided, place.target, place.contract)
     return _Settled(winner, note, contenders.get(winner))
+
+
+def _those_that_pay(
+    contenders: Mapping[str, Call], against_own: Callable[[Call], PairedSummary], key: str, *, swapped: bool
+) -> tuple[list[str], list[str]]:
+    """A word on each contender, and the names of those that beat the module's own forward."""
+    notes: list[str] = []
+    winners: list[str] = []
+    for label, call in contenders.items():
+        try:
+            result = against_own(call)
+        except FAILURES as error:  # torch.compile is the user's, and need not work; of ours the caller must hear
+            if label != _COMPILE or is_sticky(error):
+                raise
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            observe.record("judge", "end_to_end", key, contender=label, failed=told)
+            notes.append(f"{label} failed ({told})")
+            continue
+        observe.record("judge", "end_to_end", key, contender=label, **_told(result))
+        notes.append(f"{label} is {_in_words(result)}")
+        # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
+        if result.low >= _GATE if swapped else result.speedup >= MORE_THAN_NOISE:
+            winners.append(label)
+    return notes, winners
+
+
+def _told(result: PairedSummary) -> dict[str, float]:
+    return {"speedup": result.speedup, "low": result.low, "high": result.high}
+
+
+def _in_words(result: PairedSummary) -> str:
+    return f"{result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]"

@@ -42,6 +42,7 @@ class Flat(torch.nn.Module):
         self.tensors: list[torch.Tensor] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
         self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
+        self._identities = {name: id(tensor) for name, tensor in _slots(module).items()}  # two slots may hold one tensor
         self._out_spec: Any = None
         self._out_plain: list[Any] = []
         strange = next((t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None)
@@ -55,17 +56,25 @@ class Flat(torch.nn.Module):
             output = self.inner._call_impl(*args, **kwargs)
         if moved:
             raise NotLowerableError(f"its forward draws from or seeds {moved[0]}, which a kernel would not repeat")
-        for name, tensor in _slots(self.inner).items():
-            if slots.pop(name, None) is not tensor:
-                raise NotLowerableError(f"its forward assigns {name}, which a kernel would not repeat; write it in place instead")
-        if slots:
-            raise NotLowerableError(f"its forward deletes {next(iter(slots))}, which a kernel would not repeat")
+        self._check_slots(slots, _slots(self.inner))
         results, self._out_spec = pytree.tree_flatten(output)
         for leaf in results:
             if not isinstance(leaf, torch.Tensor) and not (leaf is None or isinstance(leaf, _PLAIN)):
                 raise NotLowerableError(f"the output holds a {type(leaf).__name__}, which is neither a tensor nor a plain value")
         self._out_plain = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in results]
         return tuple(leaf for leaf in results if isinstance(leaf, torch.Tensor))
+
+    def _check_slots(self, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+        """Refuse what assigned or deleted a parameter or buffer. `self.c0 = self.h0` where both were one tensor changes nothing,
+        though tracing gives each of them a stand-in of its own.
+        """
+        stands_for = {id(tensor): self._identities.get(name) for name, tensor in before.items()}
+        for name, tensor in after.items():
+            same = name in self._identities and stands_for.get(id(tensor)) == self._identities[name]
+            if before.get(name) is not tensor and not same:
+                raise NotLowerableError(f"its forward assigns {name}, which a kernel would not repeat; write it in place instead")
+        if deleted := before.keys() - after.keys():
+            raise NotLowerableError(f"its forward deletes {min(deleted)}, which a kernel would not repeat")
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The user's call with `tensors` in the places of its tensors."""
@@ -135,9 +144,24 @@ def stand_in(module: torch.nn.Module) -> torch.nn.Module:
     except (TypeError, RuntimeError, NotImplementedError, AttributeError, RecursionError) as error:
         raise NotLowerableError(f"it cannot be copied for tracing: {type(error).__name__}: {error}") from error
     for part in copied.modules():
+        _lift(part)
         if isinstance(part, torch.nn.RNNBase):  # would ask the fake weights where they lie, to move them together
             part.__dict__["flatten_parameters"] = _leave_as_it_is
     return copied
+
+
+def _lift(part: torch.nn.Module) -> None:
+    """Make buffers of the tensors in its plain attributes (`self.h0 = torch.zeros(...)`), which AOTAutograd makes inputs.
+
+    A class attribute of that name, or an attribute look-up of the class's own, would come before a buffer: such a tensor stays what
+    it is. So does one that takes gradients, which no buffer of the user's would.
+    """
+    if type(part).__getattr__ is not torch.nn.Module.__getattr__:
+        return
+    for name, value in list(vars(part).items()):
+        if type(value) is torch.Tensor and not value.requires_grad and not hasattr(type(part), name):
+            del part.__dict__[name]
+            part.register_buffer(name, value, persistent=False)
 
 
 def own_copy(module: M, shared: Iterable[Any] = ()) -> M:

@@ -40,12 +40,20 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(court: list[Any]
 
 def test_speed_is_told_over_eager_whatever_won(court: list[Any]) -> None:
     court += [judged(0.8, baseline="inductor")]
-    row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1)
+    *_, row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1)
     assert row["speedups"] == [1.0]
+
+
+def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(court: list[Any]) -> None:
+    court += [judged(1.0), judged(0.9), judged(1.1)]
+    first, second = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2)
+    assert (first["status"], first["reason"], first["trials"]) == ("not done", "2 of 3 trials", 2)
+    assert (second["status"], second["trials"]) == ("ok", 3)
+    assert bench_same_source._summary([first])["failed"] == 1
 
 
 def test_a_refusal_is_a_failed_row(court: list[Any]) -> None:
     refused = SimpleNamespace(timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics"))
     court += [judged(1.0), refused]
-    row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1)
+    *_, row = bench_same_source.of_source(bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1)
     assert (row["status"], row["trials"], row["reason"]) == ("failed", 1, "refused: numerics")

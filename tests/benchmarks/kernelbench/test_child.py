@@ -330,6 +330,28 @@ def test_what_is_not_swapped_is_looked_at_as_a_baseline_is(tmp_path: Path) -> No
         assert verify.check(lambda *inputs: module(*inputs) * 1.1, wanted, swapped=False).reason != ""
 
 
+class Remembering(torch.nn.Module):
+    """As released recurrent tasks do: a state in a plain attribute, moved to the device by each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.GRU(4, 4)
+        self.h0 = torch.randn(1, 2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.h0 = self.h0.to(x.device)
+        return self.cell(x, self.h0)[0]
+
+
+def test_a_task_with_a_tensor_of_its_own_is_compared_with_float64() -> None:
+    module, inputs = Remembering().eval(), (torch.randn(3, 2, 4),)
+    with torch.no_grad():
+        wanted = verify.expected(module, inputs)
+        assert wanted.why == ""
+        assert verify.check(module, wanted).by == "float64"
+    assert module.h0.dtype == torch.float32
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_graph_hands_out_eagers_result_for_new_inputs(tmp_path: Path) -> None:
