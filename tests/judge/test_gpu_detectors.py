@@ -86,6 +86,16 @@ def test_a_program_of_one_kernel(child: Child, name: str) -> None:
     assert failed == ([refused] if refused else []), checks
 
 
+def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child) -> None:
+    """Its result, scaled down, goes through a softmax, for which one number everywhere is as good as what it computes."""
+    region, honest = product("cuda"), plan()
+    faint = (op("aten.mul.Tensor", V(2), 1e-9, out=3), op("aten._softmax.default", V(3), -1, False, out=4))
+    region = replace(region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,)))
+    program = candidate(replace(honest, steps=(*honest.steps, *faint), outputs=(4,)))
+    checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), ghost)
+    assert all(check.passed for check in checks), checks
+
+
 REFERENCE = """
 import torch
 from torch import nn

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -40,6 +40,8 @@ __all__ = ["VERBS"]
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 _SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
+_NOISE = 1_000.0  # far from any result, and far from infinity in every floating type of 16 bits and more
+_NOISY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ASYNC_COMPILE, _POOLED = "torch._inductor.async_compile", "torch/_inductor/async_compile.py"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
@@ -148,7 +150,8 @@ class _Instrumented:
     """A Program in plain Python: one launch left out, or the memory of each Alloc between bands or at the edge of its pages.
 
     With a byte to fill with, every Alloc holds it when a launch first gets it: memory that an earlier step of the same call had,
-    and let go of, may hold just what a launch that is left out would have written.
+    and let go of, may hold just what a launch that is left out would have written. "noise": floating-point tensors hold large
+    numbers that differ, none of them infinite, others the byte 1.
     """
 
     def __init__(self, program: Program, device: torch.device, request: Request) -> None:
@@ -156,7 +159,7 @@ class _Instrumented:
         self.launches = 0
         self._skip: int = request["skip"]
         self._seed: int | None = request["seed"]
-        self._fill: int | None = request["fill"]
+        self._fill: int | Literal["noise"] | None = request["fill"]
         self._side: Side | None = request["side"]
         self._at_edge: dict[int, torch.Tensor] = {}  # by id, kept alive: the id of a dead tensor is soon another's
         self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
@@ -185,7 +188,10 @@ class _Instrumented:
     def _filled(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
         for out in fresh:
             whole = values[out].as_strided((storage_extent(values[out].shape, values[out].stride()),), (1,))
-            whole.view(torch.uint8).fill_(self._fill)
+            if self._fill == "noise" and whole.dtype in _NOISY:
+                whole.normal_(std=_NOISE, generator=torch.Generator(whole.device).manual_seed(out))
+            else:
+                whole.view(torch.uint8).fill_(1 if self._fill == "noise" else self._fill)
         return values
 
     def _moved(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
