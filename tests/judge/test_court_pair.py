@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torch_cudal1.judge import court_pair
+from torch_cudal1.judge import court_pair, same_core, timed_pair
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
 from torch_cudal1.judge.profiles import TimingPlan
 from torch_cudal1.judge.sandbox import CandidateFailure
@@ -170,3 +170,21 @@ def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
     assert failure is not None
     assert failure.name == "unstable"
     assert [plan.margin for plan in plans] == [margin]
+
+
+def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here with sides of one thread, whose cores a CPU's race would leave as they are."""
+    seen: list[set[int]] = []
+    put = same_core._put_thread
+    monkeypatch.setattr(same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores)))
+    with PairCourt(PairJob(Settings(), Contract(), CPU)) as court:
+        timing = court.judge(REFERENCE, HONEST).timing
+        assert timing is not None
+        assert timing.details["one_core"] is False
+        assert not seen
+        monkeypatch.setattr(timed_pair, "_one_core", lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)))
+        timing = court.judge(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")).timing
+    assert timing is not None
+    assert timing.details["one_core"] is True
+    assert {len(cores) for cores in seen} == {1, len(os.sched_getaffinity(0))}
+    assert seen[-1] == os.sched_getaffinity(0)

@@ -178,6 +178,11 @@ class Duel:
                 pairs.append((found[0], found[1]))
         return pairs
 
+    def settle(self) -> None:
+        """One call of either side that nobody times, after a change of the place they run at. Raises CandidateFailure."""
+        for side in self._sides:
+            side.spinner.spin(1)
+
     def check(self) -> Check:
         """`wall_slope` of the candidate over the whole measurement."""
         return wall_slope(self.slopes[1])

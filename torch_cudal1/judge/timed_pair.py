@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from torch_cudal1.judge.duel import ChildSpinner, Duel, most_calls
 from torch_cudal1.judge.measure import Measurement, Pairs, measure
 from torch_cudal1.judge.profiles import TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
+from torch_cudal1.judge.same_core import SameCore, same_core
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
 from torch_cudal1.judge.timing import L2, Batch, Warm
@@ -36,18 +40,25 @@ class _Audited:
     duel: Duel
     spinner: ChildSpinner
     audit: Audit
+    core: SameCore | None = None
     temperatures: tuple[L2, ...] = field(default=("hot",))
 
     def warm(self) -> tuple[Warm, Warm]:
         """Settle both sides. Raises CandidateFailure."""
+        self._move()
         return self.duel.warm()
 
     def bucket(self, batch: Batch) -> Pairs:
         """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
         self.spinner.shift = self.audit.shift()
+        if self._move():
+            self.duel.settle()
         pairs = self.duel.bucket(batch)
         self.audit.look(self.spinner.start, self.spinner.shift, self.spinner.kept)
         return pairs
+
+    def _move(self) -> bool:
+        return self.core is not None and self.core.move()
 
 
 def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
@@ -66,17 +77,24 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
     duel = Duel(replace(baseline, keep=True, most_calls=spinner.most_calls), spinner)
     started = time.monotonic()
-    try:
-        found = measure(_Audited(duel, spinner, audit), plan)
-    except ValueError as error:
-        raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+    with _one_core(baseline, spinner, trial.device) as core:
+        try:
+            found = measure(_Audited(duel, spinner, audit, core), plan)
+        except ValueError as error:
+            raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+        facts = facts_of(found) | {"one_core": core is not None and core.shared}
     written = Work(0.0, 4, audit.output_bytes)  # of a source only the results are known
     bound = roofline(written, ceiling(trial.device), found.summary.b_us)
     checks = [audit.check(), duel.check(), first_call(trial, found, audit.sets), *stability(found), bound]
     if trial.device.type == "cuda":
         checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
     fresh.drop(*list(fresh.samples.values()))
-    return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+    return Timed(found, tuple(checks), facts | {"seconds": time.monotonic() - started})
+
+
+def _one_core(a: ChildSpinner, b: ChildSpinner, device: torch.device) -> AbstractContextManager[SameCore | None]:
+    """The hosts of a GPU on one core; what runs on the cores themselves needs all of them."""
+    return same_core((a.child.pid, b.child.pid)) if device.type == "cuda" else nullcontext()
 
 
 def first_call(trial: Trial, found: Measurement, sets: Sequence[str]) -> Check:

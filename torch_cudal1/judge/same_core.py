@@ -1,0 +1,101 @@
+"""Two processes on one core while they are raced, so that what slows its host's side down slows both of them.
+
+Launching a GPU's kernels of microseconds takes longer than they do, and what a launch costs depends on the core: its clock, its
+sibling, who else is there. Sides in two processes have two cores for as long as a race lasts, and beside other work one kernel was
+1.5 times as fast as itself. They never run at once, so they can share one. Which one changes from bucket to bucket: what a core is
+like is noise then, which intervals show.
+
+It measures nothing. Where the system does not let it, cores stay as they are, and `shared` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["SameCore", "same_core"]
+
+_PROC = Path("/proc")
+_LEAST_BUSY = 2  # one of the idler half: in the other half somebody may take half of a core
+
+
+class SameCore:
+    """The threads of some processes and of all that they started. `shared`: whether they are on one core now."""
+
+    def __init__(self, leaders: Sequence[int]) -> None:
+        self._processes = [pid for leader in leaders for pid in (leader, *_below(leader))]
+        self._allowed = os.sched_getaffinity(0)
+        self._busy = _busy_ticks()
+        self.shared = False
+
+    def move(self) -> bool:
+        """To another core, one of those with the least work since the last move; whether they are on it."""
+        before, self._busy = self._busy, _busy_ticks()
+        idlest = sorted(self._allowed, key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), random.random()))
+        self.shared = self._put({random.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])})
+        return self.shared
+
+    def release(self) -> None:
+        """All cores for all threads, as before."""
+        self._put(self._allowed)
+        self.shared = False
+
+    def _put(self, cores: set[int]) -> bool:
+        try:
+            for pid in self._processes:
+                for thread in os.listdir(_PROC / str(pid) / "task"):
+                    _put_thread(int(thread), cores)
+        except OSError:  # not ours to move, or not there any more
+            return False
+        return True
+
+
+@contextmanager
+def same_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
+    """For the body; None where processes have no cores that can be set."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield None
+        return
+    held = SameCore(leaders)
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+def _put_thread(thread: int, cores: set[int]) -> None:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except ProcessLookupError:  # it has just ended
+        return
+
+
+def _below(leader: int) -> list[int]:
+    """Processes that `leader` started, and those that they did."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir(_PROC):
+        if entry.isdigit():
+            try:
+                parents[int(entry)] = int((_PROC / entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # it has just ended
+                continue
+    found, waiting = list[int](), [leader]
+    while waiting:
+        above = waiting.pop()
+        new = [pid for pid, parent in parents.items() if parent == above]
+        found += new
+        waiting += new
+    return found
+
+
+def _busy_ticks() -> dict[int, int]:
+    """What each core has worked so far; nothing where the system does not tell."""
+    try:
+        lines = (_PROC / "stat").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.split() for line in lines if line.startswith("cpu") and line[3:4].isdigit()]
+    return {int(name[3:]): sum(map(int, times)) - int(times[3]) - int(times[4]) for name, *times in fields}
