@@ -20,6 +20,7 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CCompilerError
 
 NAME, SOURCES, HEADERS = "torch_cudal1._native", sorted(glob("csrc/*.cpp")), sorted(glob("csrc/*.h"))
+SHIPPED = "kernels_cache"
 FLAGS = ["-O2", "-g0", "-fvisibility=hidden"]  # torch adds the C++ standard that its headers need
 
 
@@ -53,10 +54,12 @@ command, extensions, missing = _tools()
 
 
 class BuildModules(build_py):
-    """Copies the modules; without an extension to build, this is also where the reason is recorded."""
+    """Copies the modules and the entries that come with them. Without an extension to build, the reason is recorded here."""
 
     def run(self) -> None:
         super().run()
+        if not self.editable_mode:  # an editable install reads them where they are
+            shutil.copytree(SHIPPED, os.path.join(self.build_lib, "torch_cudal1", SHIPPED), dirs_exist_ok=True)
         if missing:
             _record(missing, "." if self.editable_mode else self.build_lib)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,17 @@ def test_every_file_of_the_package_goes_into_a_wheel() -> None:
     assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
     folders = {path.parent for path in found if path.suffix == ".py"}
     assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_a_wheel_holds_the_entries_and_looks_for_them_there(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "CUDAL1_NO_EXTENSION": "1"}, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    built = {path.relative_to(tmp_path / "torch_cudal1") for path in (tmp_path / "torch_cudal1" / "kernels_cache").rglob("*")}
+    assert built == {path.relative_to(ROOT) for path in (ROOT / "kernels_cache").rglob("*")}
+    where = "import torch_cudal1.source.trust as t; print(t.SHIPPED)"
+    told = subprocess.run([sys.executable, "-P", "-c", where], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+                          check=True, capture_output=True, text=True, timeout=120).stdout.strip()  # fmt: skip
+    assert told == str(tmp_path / "torch_cudal1" / "kernels_cache")
 
 
 def test_the_console_script_and_the_backend_lead_somewhere() -> None:

@@ -18,7 +18,7 @@ from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.hub import HubSource, hub_for, mirrored_roots
 from torch_cudal1.source.imported import imported_roots
 from torch_cudal1.source.resolve import Source
-from torch_cudal1.source.trust import Rules
+from torch_cudal1.source.trust import SHIPPED, Rules
 
 __all__ = ["Place", "cache_for", "place_for"]
 
@@ -51,6 +51,6 @@ def place_for(device: torch.device, settings: Settings) -> Place:
 
 
 def cache_for(settings: Settings) -> LocalCache:
-    """The user's own cache, then imported bundles, the read-only folders of the settings, and what is here of a Hub repository."""
+    """The user's own cache; then imported bundles, read-only folders, what is here of a Hub repository, and what was shipped."""
     read_only = (*imported_roots(settings.cache_dir), *settings.read_only_caches, *mirrored_roots(settings))
-    return LocalCache(settings.cache_dir, read_only, rules=Rules.of(settings))
+    return LocalCache(settings.cache_dir, read_only, rules=Rules.of(settings), shipped=SHIPPED if settings.shipped else None)

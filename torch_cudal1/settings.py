@@ -78,6 +78,7 @@ class Settings:
     - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
     - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
       the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
+    - shipped: look up the entries that came with the package, after all other folders.
     - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own cache or signed by an allowed
       publisher. These files are code that runs in this process.
     - llm_key: the key of a language model's server, sent to that server only; from the environment, never shown.
@@ -111,6 +112,7 @@ class Settings:
     revoked: Path | None = None
     hub: str = ""
     hub_timeout_s: float = 10.0
+    shipped: bool = True
     inductor_files: bool = False
     llm_key: str = field(default="", repr=False)
 
@@ -134,7 +136,16 @@ class Settings:
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
-        for name in ("enabled", "assume_finite", "autotune", "offline", "unsafe_sandbox", "ranks_agree", "inductor_files"):
+        for name in (
+            "enabled",
+            "assume_finite",
+            "autotune",
+            "offline",
+            "unsafe_sandbox",
+            "ranks_agree",
+            "shipped",
+            "inductor_files",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
         if unknown := [name for name in self.without if name not in FAMILIES]:

@@ -72,7 +72,7 @@ def tuned(
 
 
 def _settings(name: str, job: Job, cache: Path) -> Settings:
-    return settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True))
+    return settings_of(name, Settings(on_miss="tune", budget_s=job.profile.tune_s, cache_dir=cache, offline=True, shipped=False))
 
 
 def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:

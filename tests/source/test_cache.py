@@ -16,13 +16,16 @@ import pytest
 import torch
 
 from tests.source.conftest import CONTRACT, HERE, make_entry, program
+from torch_cudal1.place import cache_for
 from torch_cudal1.records import Candidate, Contract, Entry, Miss, Region, Target
-from torch_cudal1.source import cache as cache_module
+from torch_cudal1.settings import Settings
 from torch_cudal1.source import store
 from torch_cudal1.source.cache import Broken, Found, LocalCache, alias_path, entry_path, stale_reason
 from torch_cudal1.source.entry_file import encode_entry
+from torch_cudal1.source.inventory import take_inventory
 from torch_cudal1.source.resolve import Hit, resolve
 from torch_cudal1.source.store import NotStored, Stored, read_file, write_file
+from torch_cudal1.source.trust import SHIPPED
 
 KEY = make_entry().region_key
 NAME = "cd" * 32
@@ -116,14 +119,30 @@ def test_read_only_caches_are_asked_in_order(tmp_path: Path) -> None:
     assert found(cache).entry.package == "own"
 
 
-def test_a_fresh_entry_is_preferred_to_a_stale_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_entry_is_preferred_to_a_stale_one_before_it(tmp_path: Path) -> None:
     shared = LocalCache(tmp_path / "shared")
-    monkeypatch.setattr(cache_module, "SHIPPED", shared.root)  # vouched for without a key
-    cache = LocalCache(tmp_path / "own", (shared.root,))
+    cache = LocalCache(tmp_path / "own", shipped=shared.root)  # vouched for without a key
     cache.put(make_entry(target=dataclasses.replace(HERE, torch="2.11"), package="old"))
     assert found(cache).stale is not None
     shared.put(make_entry(package="fresh"))
     assert found(cache).entry.package == "fresh"
+
+
+def test_what_came_with_the_package_is_asked_last_and_is_nobody_s_own(tmp_path: Path) -> None:
+    shared, shipped = LocalCache(tmp_path / "shared"), LocalCache(tmp_path / "shipped")
+    cache = LocalCache(tmp_path / "own", (shared.root,), shipped=shipped.root)
+    shipped.put(make_entry(package="shipped"))
+    hit = found(cache)
+    assert (hit.entry.package, hit.vouched_by, hit.stale) == ("shipped", "torch-cudal1", None)
+    assert take_inventory(cache).entries == ()
+    assert cache.own.shipped is None
+    cache.put(make_entry(package="own"))
+    assert found(cache).entry.package == "own"
+
+
+def test_the_setting_leaves_out_what_came_with_the_package(tmp_path: Path) -> None:
+    assert cache_for(Settings(cache_dir=tmp_path)).shipped == SHIPPED
+    assert cache_for(Settings(cache_dir=tmp_path, shipped=False)).shipped is None
 
 
 def test_a_broken_local_file_does_not_hide_a_shared_one(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tests.source.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.errors import SettingError
 from torch_cudal1.records import Contract, Miss
 from torch_cudal1.settings import Settings
-from torch_cudal1.source import cache as cache_module
 from torch_cudal1.source import trust_lists
 from torch_cudal1.source.cache import Found, LocalCache, alias_path, entry_path
 from torch_cudal1.source.entry_file import encode_entry, open_entry, sign_entry
@@ -89,11 +88,10 @@ def test_a_signature_of_an_allowed_publisher_is_enough(team: Team, policy: str) 
     assert (hit.vouched_by, hit.stale, hit.digest) == ("publisher 'team'", None, team.digest)
 
 
-def test_the_own_cache_and_the_shipped_folder_need_no_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_own_cache_and_the_shipped_folder_need_no_signature(tmp_path: Path) -> None:
     own, shipped = LocalCache(tmp_path / "own"), LocalCache(tmp_path / "shipped")
     shipped.put(make_entry())
-    monkeypatch.setattr(cache_module, "SHIPPED", shipped.root)
-    hit = LocalCache(own.root, (shipped.root,), rules=Rules("signed")).get(KEY, HERE, CONTRACT)
+    hit = LocalCache(own.root, rules=Rules("signed"), shipped=shipped.root).get(KEY, HERE, CONTRACT)
     assert isinstance(hit, Hit)
     assert hit.vouched_by == "torch-cudal1"
     own.put(make_entry())

@@ -67,7 +67,7 @@ class Order:
 
     def with_cache(self, folder: Path) -> Order:
         """The same with another cache, and no other."""
-        return replace(self, settings=self.settings.but(cache_dir=folder, read_only_caches=()))
+        return replace(self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False))
 
 
 @dataclass(frozen=True)

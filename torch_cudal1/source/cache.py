@@ -44,7 +44,6 @@ from torch_cudal1.source.store import (
     write_file,
 )
 from torch_cudal1.source.trust import (
-    SHIPPED,
     Origin,
     Refused,
     Rules,
@@ -129,13 +128,15 @@ class _Lists:
 class LocalCache:
     """A writable cache folder, and read-only ones asked after it. Holds no state: any number of processes may use one folder.
 
-    `rules`: whom to believe about what lies in the read-only ones. The default believes nobody.
+    `rules`: whom to believe about what lies in the read-only ones. The default believes nobody. `shipped`: the folder that came
+    with the package, asked last; it serves look-ups only, and is no part of what a user locks, exports or lists as his.
     """
 
     root: Path
     read_only: Sequence[Path] = field(default=())
     name: str = "local cache"
     rules: Rules = field(default_factory=Rules)
+    shipped: Path | None = None
 
     def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
         """`get` by the region's key: what makes this a `Source`."""
@@ -149,7 +150,7 @@ class LocalCache:
         second: list[Hit] = []  # vouched for, but stale
         third: list[Hit] = []  # nobody vouches for it
         reasons: list[str] = []
-        for root, origin in self._roots():
+        for root, origin in self._asked():
             path = entry_path(root, key, target, contract)
             found = self._found(path, root, origin)
             if isinstance(found, Miss):
@@ -284,7 +285,12 @@ class LocalCache:
     def _roots(self) -> Iterator[tuple[Path, Origin]]:
         yield self.root, "own"
         for root in self.read_only:
-            yield root, "shipped" if root.absolute() == SHIPPED else "elsewhere"
+            yield root, "elsewhere"
+
+    def _asked(self) -> Iterator[tuple[Path, Origin]]:
+        yield from self._roots()
+        if self.shipped is not None:
+            yield self.shipped, "shipped"
 
     def _found(self, path: Path, root: Path, origin: Origin) -> Found | Miss:
         """The whole file at `path`, and how it stands."""

@@ -40,7 +40,9 @@ __all__ = [
 
 Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
 OWN = "this cache"
-SHIPPED = Path(__file__).resolve().parents[2] / "kernels_cache"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_IN_WHEEL, _IN_CHECKOUT = _PACKAGE / "kernels_cache", _PACKAGE.parent / "kernels_cache"
+SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL  # never a neighbour in site-packages
 
 
 @dataclass(frozen=True)

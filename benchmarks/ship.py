@@ -1,0 +1,94 @@
+"""Put entries that a benchmark's searches have made into `kernels_cache/`, which comes with the package.
+
+    python -m benchmarks.ship FOLDER... [--into kernels_cache]
+
+FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`. Taken is what holds machine code:
+choices of whole regions, and kernels of islands, which other models have too. What says that nothing beat the baselines is left:
+it would keep a newer version from searching. Of two entries of one region for one device model the newer one stays. Over 40 MiB
+nothing is written. A broken file ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from torch_cudal1.program.model import Call, Launch, Program
+from torch_cudal1.records import Entry
+from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.inventory import Held, take_inventory
+from torch_cudal1.source.store import NotStored, write_file
+
+__all__ = ["LIMIT_BYTES", "launches", "main", "ship"]
+
+LIMIT_BYTES = 40 << 20
+_ROOT = Path(__file__).resolve().parents[1]
+_Found: TypeAlias = dict[str, Held]
+
+
+class ShippingError(RuntimeError):
+    """What may not come with the package, or could not be written, and why."""
+
+
+def launches(program: Program) -> bool:
+    """Whether it holds machine code of its own."""
+    return any(isinstance(step, Launch) or (isinstance(step, Call) and launches(step.program)) for step in program.steps)
+
+
+def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
+    """How many entries are new or newer in `into`, how many there are, and their bytes. Raises ShippingError."""
+    found: _Found = {}
+    before = _held(into)
+    for held in [*before.values(), *(held for folder in folders for held in _held(folder).values())]:
+        known = found.get(held.place)
+        if known is None or _created(known) < _created(held):
+            found[held.place] = held
+    size = sum(held.size_bytes for held in found.values())
+    if size > LIMIT_BYTES:
+        raise ShippingError(f"{size / (1 << 20):.1f} MiB; at most {LIMIT_BYTES >> 20} may come with the package")
+    new = [held for held in found.values() if held is not before.get(held.place)]
+    for held in new:
+        if isinstance(told := write_file(into / held.place, held.path.read_bytes()), NotStored):
+            raise ShippingError(f"{into / held.place}: {told.reason}")
+    for lock in into.rglob("*.lock"):  # of the writing just done; what is shipped is never written to
+        lock.unlink()
+    return len(new), len(found), size
+
+
+def _held(folder: Path) -> _Found:
+    inventory = take_inventory(LocalCache(folder))
+    if inventory.broken:
+        raise ShippingError(f"{inventory.broken[0].path}: {inventory.broken[0].reason}")
+    return {
+        held.place: held for held in inventory.entries if isinstance(held.content, Entry) and launches(held.content.choice.program)
+    }
+
+
+def _created(held: Held) -> str:
+    assert isinstance(held.content, Entry)
+    return held.content.created
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 where something may not come with the package."""
+    parser = argparse.ArgumentParser(prog="benchmarks.ship", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--into", type=Path, default=_ROOT / "kernels_cache")
+    args = parser.parse_args(argv)
+    if absent := [folder for folder in args.folders if not (folder / "v1").is_dir()]:
+        print(f"{absent[0]} is no cache folder: expected one with v1/ in it", file=sys.stderr)
+        return 1
+    try:
+        new, entries, size = ship(args.folders, args.into)
+    except ShippingError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{new} entries are new or newer; {entries} come with the package, {size / (1 << 20):.1f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What comes with the package is kernels, whole, the newer of two, and no more than 40 MiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import ship
+from tests.program.test_check import KERNEL
+from tests.source.conftest import make_entry
+from torch_cudal1.program.model import Program
+from torch_cudal1.records import Candidate, Entry
+from torch_cudal1.source.cache import LocalCache
+from torch_cudal1.source.inventory import Held, take_inventory
+from torch_cudal1.source.trust import SHIPPED
+
+WITH_KERNEL = Candidate(KERNEL, "eager", "builtin", ("gemm",))
+
+
+def filled(folder: Path, *entries: Entry) -> Path:
+    for entry in entries:
+        LocalCache(folder).put(entry)
+    return folder
+
+
+def entry(number: int, **changes: Any) -> Entry:
+    return make_entry(region_key=f"{number:02x}" * 32, **{"choice": WITH_KERNEL, **changes})
+
+
+def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
+    baseline = entry(2, choice=Candidate(replace(KERNEL, steps=(), outputs=(0,), payloads={}), "inductor", "baseline"))
+    source = filled(tmp_path / "searched", entry(1), baseline, make_entry())
+    into = tmp_path / "shipped"
+    assert ship.ship([source], into)[:2] == (1, 1)
+    assert [held.content.region_key for held in held_in(into)] == ["01" * 32]
+    assert not list(into.rglob("*.lock"))
+    assert ship.ship([source], into)[:2] == (0, 1)
+
+
+def test_the_newer_of_two_stays(tmp_path: Path) -> None:
+    into = tmp_path / "shipped"
+    old, new = (entry(1, created=f"202{year}-01-01T00:00:00+00:00", package=str(year)) for year in (5, 6))
+    ship.ship([filled(tmp_path / "a", new), filled(tmp_path / "b", old)], into)
+    assert ship.ship([tmp_path / "b"], into)[0] == 0
+    (held,) = held_in(into)
+    assert held.content.package == "6"
+
+
+def test_more_than_40_mib_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = replace(KERNEL, payloads={"k": torch.zeros(1 << 20, dtype=torch.uint8)})
+    source = filled(tmp_path / "searched", entry(1, choice=replace(WITH_KERNEL, program=large)))
+    monkeypatch.setattr(ship, "LIMIT_BYTES", 1 << 20)
+    assert ship.main([str(source), "--into", str(tmp_path / "shipped")]) == 1
+    assert "at most 1 may" in capsys.readouterr().err
+    assert not (tmp_path / "shipped").exists()
+
+
+def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = filled(tmp_path / "searched", entry(1))
+    (path,) = source.rglob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert ship.main([str(source), "--into", str(tmp_path / "shipped")]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert ship.main([str(tmp_path / "nowhere"), "--into", str(tmp_path / "shipped")]) == 1
+    assert "is no cache folder" in capsys.readouterr().err
+
+
+def held_in(folder: Path) -> tuple[Held, ...]:
+    return take_inventory(LocalCache(folder)).entries
+
+
+def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
+    found = take_inventory(LocalCache(SHIPPED))
+    assert found.broken == ()
+    assert found.aliases == ()
+    assert len(found.entries) > 100
+    assert sum(held.size_bytes for held in found.entries) <= ship.LIMIT_BYTES
+    for held in found.entries:
+        assert isinstance(held.content, Entry)
+        assert held.content.target.family == "cuda-sm_90"
+        assert ship.launches(held.content.choice.program), held.place
+        judged = held.content.evidence
+        assert judged["granularity"] == "island" or judged["timing"]["low"] >= 1.05, held.place
+        assert judged["granularity"] == "island" or len(judged["checks"]) > 20, held.place
+        assert all(check["passed"] for check in judged["checks"]), held.place
+    others = {path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".safetensors"}
+    assert others == {SHIPPED / "README.md"}
+
+
+def test_no_program_without_a_launch_counts_as_a_kernel() -> None:
+    assert ship.launches(KERNEL)
+    assert not ship.launches(Program(KERNEL.inputs, (), (0,)))
