@@ -30,7 +30,7 @@ from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job
 from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module, tensor_bytes
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
-from benchmarks.kernelbench.processes import die_with_parent
+from benchmarks.kernelbench.processes import WHERE, die_with_parent
 from torch_cudal1.judge import kept_warm
 from torch_cudal1.judge.gpu_lock import held_for, lock_seconds
 
@@ -105,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True)
     args = parser.parse_args(argv)
     die_with_parent()
-    faulthandler.enable()  # a task's log says where its process crashed
+    faulthandler.enable()  # a task's log says where its process crashed,
+    faulthandler.register(WHERE, all_threads=False)  # and where it was when its time was up
     spec = json.loads(args.spec.read_text(encoding="utf-8"))
     job, line = Job.from_json(spec["job"]), Line(Connection(args.line))
     grant(job.rights)

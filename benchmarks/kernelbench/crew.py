@@ -25,7 +25,7 @@ from typing import IO, Any, Literal
 from benchmarks.kernelbench.claims import Claims
 from benchmarks.kernelbench.job import REDUCE, Job
 from benchmarks.kernelbench.line import receive, send
-from benchmarks.kernelbench.processes import end, freeze, thaw
+from benchmarks.kernelbench.processes import end, freeze, thaw, where
 from benchmarks.kernelbench.tasks import Task
 from benchmarks.kernelbench.template import Forked, NoTemplate, Template
 
@@ -368,7 +368,8 @@ class Crew:
                 died = f"{_DIED} {code} in {one.stage!r}: {_last(one.log)}"
                 self._finish(one, "" if one.row is not None else died)
             elif spent_s > self.job.limit_s and not one.waits and self.holder in (None, one):
-                self._finish(one, f"time limit of {self.job.limit_s:g} s in {one.stage!r}")
+                place = where(one.process, one.log)
+                self._finish(one, f"time limit of {self.job.limit_s:g} s in {one.stage!r}{place and f', at {place}'}")
 
     def _finish(self, one: _Running, reason: str) -> None:
         self._end(one)

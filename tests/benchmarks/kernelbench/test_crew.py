@@ -68,6 +68,18 @@ def test_a_task_that_hangs_in_the_package_is_ended_and_its_baselines_are_measure
     assert "time limit of 4 s in 'tune: judging'" in found["1/1"]["columns"]["cudal1"]["reason"]
 
 
+def test_a_task_whose_time_is_up_says_where_it_was(tmp_path: Path) -> None:
+    hang = (
+        "import faulthandler, signal; faulthandler.register(signal.SIGUSR1, all_threads=False)\n"
+        "def waits():\n    time.sleep(600)\n"
+        "line.stage('tune: judging')\nif spec['job']['ours']: waits()\nline.row(row(eager='ok'))"
+    )
+    found, _ = run(tmp_path, hang, job=replace(JOB, profile=replace(JOB.profile, limit_s=4.0)))
+    reason = found["1/1"]["columns"]["cudal1"]["reason"]
+    assert reason.startswith("time limit of 4 s in 'tune: judging', at ")
+    assert reason.endswith(" in waits")
+
+
 def test_one_column_that_kills_its_process_costs_the_others_nothing(tmp_path: Path) -> None:
     source = (
         "note(' '.join(spec['job']['arms']) + f\" ours={spec['job']['ours']}\")\n"
