@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torch_cudal1.special import log_bessel_i, log_bessel_k
+
 __all__ = ["CASES", "Case", "Of"]
 
 _IMAGE = (16, 64, 512, 512)  # 1 GiB, like the other sizes here where nothing else is said
@@ -170,4 +172,8 @@ _ATTENTIONS = (
     _attention("fused, heads of 1024", lambda: Of(F.scaled_dot_product_attention), *[(4, 32, 512, 1024)] * 3),
     _attention("fused, heads of 32, long", lambda: Of(F.scaled_dot_product_attention), *[(2, 4, 16384, 32)] * 3),
 )
-CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS)
+_SPECIAL = (
+    _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
+    _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
+)
+CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_SPECIAL)

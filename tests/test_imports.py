@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "fast": ("native", "switch"),
     "program": ("collector", "errors", "native", "observe", "records", "stand_in"),
     "records": ("program",),
+    "special": ("program",),
     "machine": ("records", "settings", "version"),
     "kernels": GROUND,
     "graph": (*GROUND, "kernels"),

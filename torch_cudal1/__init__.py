@@ -19,9 +19,23 @@ if TYPE_CHECKING:
     from torch_cudal1.planning import plan
     from torch_cudal1.recording import record
     from torch_cudal1.settings import Settings
+    from torch_cudal1.special import log_bessel_i, log_bessel_k
     from torch_cudal1.warm_up import warmup
 
-__all__ = ["Explanation", "Settings", "accelerate", "disabled", "explain", "plan", "record", "report", "restore", "warmup"]
+__all__ = [
+    "Explanation",
+    "Settings",
+    "accelerate",
+    "disabled",
+    "explain",
+    "log_bessel_i",
+    "log_bessel_k",
+    "plan",
+    "record",
+    "report",
+    "restore",
+    "warmup",
+]
 
 _HOME = {
     "Explanation": "explanation",
@@ -29,6 +43,8 @@ _HOME = {
     "accelerate": "module",
     "disabled": "module",
     "explain": "module",
+    "log_bessel_i": "special",
+    "log_bessel_k": "special",
     "plan": "planning",
     "record": "recording",
     "report": "observe",

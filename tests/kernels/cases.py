@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from tests.kernels.islands import Step
 from torch_cudal1.program.model import Value
+from torch_cudal1.special import log_bessel_i, log_bessel_k
 
 aten = torch.ops.aten
 INF, NAN = float("inf"), float("nan")
@@ -294,8 +295,25 @@ def elementwise_cases() -> dict[str, Case]:
     return cases
 
 
+def bessel_cases() -> dict[str, Case]:
+    orders = torch.tensor([0.0, 0.3, 0.5, 1.0, 2.5, 17.0, 300.0])
+    places = torch.cat([torch.logspace(-6, 3, 60), torch.tensor([0.0, 1e-38, INF, NAN, -1.0])])
+    grid = (orders[:, None].expand(7, 65).contiguous(), places.expand(7, 65).contiguous())
+    cases: dict[str, Case] = {
+        "log of a Bessel function, first kind": (log_bessel_i, grid),
+        "log of a Bessel function, second kind": (log_bessel_k, grid),
+        "of one order, in a chain": (lambda x: torch.relu(x) - log_bessel_k(-2.5, x) * 0.5, (_draw(4, 33).abs() * 20 + 0.1,)),
+        "of a half type": (lambda x: log_bessel_i(1.0, x), ((_draw(3, 50).abs() * 30).to(BF16),)),
+        "over rows": (
+            lambda v, x: log_bessel_i(v, x).sum(-1),
+            (torch.rand(5, 1, generator=_generator) * 9, torch.rand(5, 100, generator=_generator) * 40 + 0.01),
+        ),
+    }
+    return cases
+
+
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
     families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
-    return families | elementwise_cases()
+    return families | elementwise_cases() | bessel_cases()

@@ -23,7 +23,14 @@ from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.program.model import Alloc, Aten, Launch, Program, TensorSpec, Value
 
 GUARD = 64  # elements before and after each output that a kernel must not touch
-LIBDEVICE = {"rint": torch.round, "pow": torch.pow, "trunc": torch.trunc, "atan2": torch.atan2}
+LIBDEVICE = {
+    "rint": torch.round,
+    "pow": torch.pow,
+    "trunc": torch.trunc,
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "ceil": torch.ceil,
+}
 
 
 def island(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cuda") -> Program:

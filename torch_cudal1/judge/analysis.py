@@ -31,6 +31,7 @@ _POSITIVE_NAMES = frozenset({"running_var", "var", "variance", "rstd", "invstd",
 _POSITIVE_ARGUMENT = {  # operator -> the argument that must be above 0, or its results are no numbers (or infinite)
     **dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"), "self"),
     "xlogy": "other",
+    **dict.fromkeys(("log_bessel_i", "log_bessel_k"), "x"),
 }
 _MATRIX_STEPS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear"})
 _REDUCTIONS = frozenset(

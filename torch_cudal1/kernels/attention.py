@@ -23,7 +23,7 @@ from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, ro
 from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.source import HEADER, POINTERS
+from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
@@ -303,8 +303,8 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         indent, word = line[: len(line) - len(line.lstrip())], line.strip()
         lines += [indent + one for one in blocks.get(word, [])] if word in blocks else _filled(line, words)
     ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes)))
-    head = HEADER + ", ".join(f"p{one}" for one in ordered) + "):\n"
-    return head + "\n".join("    " + line for line in lines) + "\n", ordered
+    head = ", ".join(f"p{one}" for one in ordered) + "):\n"
+    return headed(head + "\n".join("    " + line for line in lines) + "\n"), ordered
 
 
 def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:

@@ -31,7 +31,7 @@ from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast,
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Operand, Product
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.source import HEADER, POINTERS
+from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
@@ -113,7 +113,7 @@ def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> 
         )
     lines += [f"    row = (batch * {product.m} + m)[:, None]", "    column = n[None, :]"]
     lines += ["    " + line for line in triton_tail(parts.tail, schedule.rows, schedule.columns, masks)]
-    text = HEADER + ", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n"
+    text = headed(", ".join(f"p{value}" for value in values) + "):\n" + "\n".join(lines) + "\n")
     symbol = f"gemm_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     grid = _tiles(product, schedule) * schedule.split
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)

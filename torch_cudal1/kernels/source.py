@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_cudal1.kernels import streams
+from torch_cudal1.kernels import bessel, streams
 from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
-__all__ = ["HEADER", "POINTERS", "Printer", "Tile", "kernel_source"]
+__all__ = ["POINTERS", "Printer", "Tile", "headed", "kernel_source"]
 
+_ENTRY = "\n@triton.jit\ndef SYMBOL("
 HEADER = '''"""Generated kernel; shapes and strides are literals."""
 
 import triton
@@ -68,6 +69,12 @@ class Tile:
     loop: bool = False
 
 
+def headed(body: str) -> str:
+    """A kernel's text from its arguments on, with the head that every kernel has and the special functions that it calls."""
+    head, entry = HEADER.split(_ENTRY)
+    return head + (bessel.FUNCTIONS if "log_bessel_" in body else "") + _ENTRY + entry + body
+
+
 def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[int, ...]]:
     """Symbol, complete text, and the Program values of its pointer arguments in order."""
     values = tuple(dict.fromkeys(s.value for s in nest.statements if s.kind in ("load", "store")))
@@ -76,7 +83,7 @@ def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[
     printer = Printer(nest, tile)
     lines = printer.looped() if tile.loop else printer.straight()
     arguments = ", ".join(f"p{value}" for value in ordered)
-    text = HEADER + arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n"
+    text = headed(arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n")
     symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return symbol, text.replace("SYMBOL", symbol), ordered
 

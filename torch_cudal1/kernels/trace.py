@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import (
     attention_ops,
+    bessel,
     convolutions,
     losses,
     norms,
@@ -29,6 +30,7 @@ from torch_cudal1.kernels import (
 )
 from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
 from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.program.aten import overload
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
 __all__ = ["ANCHORS", "Output", "Trace", "trace"]
@@ -44,7 +46,7 @@ ANCHORS: Mapping[str, Mapping[str, Handler]] = {
     "scan": scans.HANDLERS,
     "loss": losses.HANDLERS,
     "reduction": reductions.HANDLERS,
-    "elementwise": pointwise.HANDLERS,
+    "elementwise": {**pointwise.HANDLERS, **bessel.HANDLERS},
 }
 _MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
 
@@ -120,8 +122,7 @@ def _fake(spec: TensorSpec) -> torch.Tensor:
 
 
 def _run_fake(step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
-    packet, overload = step.target.removeprefix("aten.").split(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload)
+    op = overload(step.target)
     named = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
     if unusual := [key for key, _ in step.kwargs if key not in named]:
         raise NotLowerableError(f"{step.target} is given {unusual} by name; the handlers read them by position")

@@ -1,0 +1,106 @@
+"""Logarithms of Bessel functions: right to the last digits where numbers of any size come, against arbitrary precision."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import mpmath
+import pytest
+import torch
+from mpmath.libmp import NoConvergence
+from torch import nn
+
+import cudal1
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.special import log_bessel_i, log_bessel_k
+
+ORDERS = (0.0, 1e-3, 0.5, 1.0, 2.7, 33.3, 1e3, 1e5)
+PLACES = (1e-30, 1e-3, 0.1, 0.9, 2.5, 10.0, 50.0, 1e3, 1e8)
+EXACT = {"i": (log_bessel_i, mpmath.besseli), "k": (log_bessel_k, mpmath.besselk)}
+INF, NAN, F64 = math.inf, math.nan, torch.float64
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_they_are_right_where_the_functions_themselves_are_no_numbers(kind: str) -> None:
+    ours, theirs = EXACT[kind]
+    found = ours(torch.tensor(ORDERS, dtype=F64)[:, None], torch.tensor(PLACES, dtype=F64))
+    compared = 0
+    with mpmath.workdps(40):
+        for (row, order), (column, x) in itertools.product(enumerate(ORDERS), enumerate(PLACES)):
+            try:
+                exact = mpmath.log(theirs(mpmath.mpf(order), mpmath.mpf(x)))
+            except (ValueError, NoConvergence):  # its series give up where orders and places are both large
+                continue
+            error = abs(mpmath.mpf(float(found[row, column])) - exact) / max(1, abs(exact))
+            assert error < 2e-14, (order, x)
+            compared += 1
+    assert compared >= 60
+
+
+def test_torch_s_own_of_order_zero_are_met() -> None:
+    x = torch.linspace(0.01, 80, 500, dtype=F64)
+    torch.testing.assert_close(log_bessel_i(0.0, x), torch.log(torch.special.i0e(x)) + x, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        log_bessel_k(0.0, x), torch.log(torch.special.scaled_modified_bessel_k0(x)) - x, rtol=1e-13, atol=1e-13
+    )
+
+
+def test_edges_are_limits_and_what_is_outside_is_not_a_number() -> None:
+    x = torch.tensor([0.0, INF, -1.0, NAN])
+    expected_i = {0.0: [0.0, INF, NAN, NAN], 2.0: [-INF, INF, NAN, NAN], -1.0: [NAN] * 4, INF: [-INF, NAN, NAN, NAN]}
+    expected_k = {0.0: [INF, -INF, NAN, NAN], -2.0: [INF, -INF, NAN, NAN], INF: [INF, NAN, NAN, NAN], NAN: [NAN] * 4}
+    for order, expected in expected_i.items():
+        torch.testing.assert_close(log_bessel_i(order, x), torch.tensor(expected), equal_nan=True)
+    for order, expected in expected_k.items():
+        torch.testing.assert_close(log_bessel_k(order, x), torch.tensor(expected), equal_nan=True)
+    assert log_bessel_i(1.0, torch.ones(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_gradients_in_x(kind: str) -> None:
+    ours, _ = EXACT[kind]
+    x = torch.tensor([0.3, 2.0, 40.0], dtype=F64, requires_grad=True)
+    orders = torch.tensor([[0.0], [2.5]], dtype=F64)
+    assert torch.autograd.gradcheck(lambda x: ours(orders, x), x)
+    assert torch.autograd.gradgradcheck(lambda x: ours(2.5, x), x)
+    with pytest.raises(NotImplementedError, match="order of a Bessel function has no gradient"):
+        ours(orders.clone().requires_grad_(), x)
+
+
+def test_types_are_those_of_a_sum_and_integers_alone_are_refused() -> None:
+    half, whole = torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.int64)
+    assert log_bessel_k(whole, half).dtype == torch.bfloat16
+    assert log_bessel_i(1.5, half).dtype == torch.bfloat16
+    assert log_bessel_i(whole, torch.ones(3)).dtype == torch.float32
+    with pytest.raises(TypeError, match="expected an order or an x of a floating-point type"):
+        log_bessel_i(whole, whole)
+
+
+class Concentration(nn.Module):
+    """The normaliser of a von Mises-Fisher distribution in many dimensions, where I_v(kappa) is no float32."""
+
+    def forward(self, kappa: torch.Tensor) -> torch.Tensor:
+        return 255.0 * torch.log(kappa) - log_bessel_i(255.0, kappa)
+
+
+def test_a_module_with_one_is_captured_compiled_and_accelerated(tmp_path: Path) -> None:
+    module, kappa = Concentration(), torch.rand(64) * 900 + 1
+    with torch.no_grad():
+        expected = module(kappa)
+        assert torch.isfinite(expected).all()
+        (region,) = captured_regions(module, (kappa,))
+        assert "cudal1.log_bessel_i.default" in [step.target for step in region.program.steps]  # type: ignore[union-attr]
+        torch.testing.assert_close(torch.compile(module, fullgraph=True)(kappa), expected)
+        served = cudal1.accelerate(module, (kappa,), cache_dir=tmp_path, on_miss="tune", budget_s=1.0, strictness="error")
+        torch.testing.assert_close(served(kappa), expected)
+    kappa.requires_grad_()
+    (gradient,) = torch.autograd.grad(module(kappa).sum(), kappa)
+    (compiled,) = torch.autograd.grad(torch.compile(module)(kappa).sum(), kappa)
+    torch.testing.assert_close(compiled, gradient)
+
+
+def test_they_are_public() -> None:
+    assert cudal1.log_bessel_i is log_bessel_i
+    assert cudal1.log_bessel_k is log_bessel_k

@@ -1,0 +1,167 @@
+"""`cudal1::log_bessel_i` and `cudal1::log_bessel_k`: logarithms of the modified Bessel functions of any real order.
+
+PyTorch has these functions for orders 0 and 1 only, and their values leave every floating-point type early: I_0(90) is no float32,
+K_0(110) none either. The logarithms are of ordinary size. Both functions are integrals of something positive with one peak, so
+nothing cancels:
+
+    I_v(x) = (x/2)^v / (sqrt(pi) Gamma(v + 1/2))  *  integral over all u of  sech(u)^(2v+1) exp(x tanh u)       (DLMF 10.32.2)
+    K_v(x) = 1/2  *  integral over all t of  exp(v t - x cosh t)                                                (DLMF 10.32.9)
+
+The peak's place and height are known in closed form and taken out of the integral; the rest is summed with equal steps, which for
+such functions is right to the last digits once a step resolves the peak and the nearest pole. Everything is computed in float64.
+The same formulas as a Triton function are in `kernels/bessel.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+__all__ = ["LAST_EXPONENT", "SERIES", "STEP", "TARGETS", "operator_of"]
+
+TARGETS = frozenset({"cudal1.log_bessel_i.default", "cudal1.log_bessel_k.default"})
+STEP = 0.14  # exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least pi / 4 away
+LAST_EXPONENT = 40.0  # what is left out beside the peak is below its height times exp of minus this
+SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)  # of log Gamma, DLMF 5.11.1
+_NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
+_SHIFT = 8
+
+
+def operator_of(target: str) -> torch._ops.OpOverload:
+    """The operator called `target`, one of `TARGETS`."""
+    _define()
+    found: torch._ops.OpOverload = getattr(torch.ops.cudal1, target.split(".")[1]).default
+    return found
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library("cudal1", "FRAGMENT")
+    kinds: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[..., Tensor]]] = {
+        "log_bessel_i": (_log_i, _slope_i),
+        "log_bessel_k": (_log_k, _slope_k),
+    }
+    for name, (formula, slope) in kinds.items():
+        library.define(f"{name}(Tensor order, Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.pointwise))
+        for key in ("CPU", "CUDA"):
+            library.impl(name, partial(_computed, formula), key)
+        torch.library.register_fake(f"cudal1::{name}", _fake, lib=library)
+        torch.library.register_autograd(f"cudal1::{name}", partial(_backward, slope), setup_context=_keep, lib=library)
+    return library
+
+
+def _fake(order: Tensor, x: Tensor) -> Tensor:
+    return torch.add(order, x)
+
+
+def _computed(formula: Callable[[Tensor, Tensor], Tensor], order: Tensor, x: Tensor) -> Tensor:
+    result = _fake(order, x)
+    if not result.is_floating_point():
+        raise TypeError(f"expected an order or an x of a floating-point type, came {order.dtype} and {x.dtype}")
+    v, at = torch.broadcast_tensors(order.double(), x.double())
+    return result.copy_(formula(v, at))
+
+
+def _log_i(order: Tensor, x: Tensor) -> Tensor:
+    served = (x > 0) & (x < math.inf) & (order >= 0) & (order < math.inf)
+    v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
+    a = 2 * v + 1
+    t = 2 * at / (a + torch.hypot(a, 2 * at))  # tanh of the peak's place
+    width = torch.rsqrt(a * (1 + t * t))
+
+    def exponent(d: Tensor) -> Tensor:
+        far = torch.sinh(d)
+        above = 2 * torch.sinh(d / 2) ** 2 + t * far
+        return a * (t * far / (1 + above) - torch.log1p(above))
+
+    tail = LAST_EXPONENT / a + 1.2
+    ends = [torch.where(exponent(sign * _NEAR * width) <= -_SURE, _NEAR * width, tail) for sign in (-1, 1)]
+    z = v + 0.5
+    gamma = (z + _SHIFT - 0.5) * torch.log1p(_SHIFT / z) - _log_product(z) - (z + _SHIFT) + 0.5 * math.log(2 * math.pi)
+    gamma = gamma + _series(z + _SHIFT)  # log Gamma(z) - (z - 1/2) log z
+    peak = v * torch.log(t) + 0.5 * torch.log(a * (t / at)) + at * t - gamma - 0.5 * math.log(math.pi)
+    found = peak + torch.log(_summed(exponent, ends[0], ends[1], width))
+    edge = torch.where(x == 0, torch.where(order == 0, 0.0, -math.inf), torch.where(x == math.inf, math.inf, -math.inf))
+    edge = torch.where((order == math.inf) & (x == math.inf), math.nan, edge)
+    return torch.where(served, found, torch.where((order >= 0) & (x >= 0), edge, math.nan))
+
+
+def _log_k(order: Tensor, x: Tensor) -> Tensor:
+    order = order.abs()
+    served = (x > 0) & (x < math.inf) & (order < math.inf)
+    v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
+    r = torch.hypot(v, at)
+    gap = at * (at / (r + v))  # r - v
+    width = torch.rsqrt(r)
+
+    def exponent(d: Tensor) -> Tensor:
+        rise = 2 * torch.sinh(d / 2) ** 2
+        return torch.where(d > 0, -r * rise - v * (torch.sinh(d) - d), -gap * rise + v * (d - torch.expm1(d)))
+
+    def near(sign: int) -> Tensor:
+        return torch.where(exponent(sign * _NEAR * width) <= -_SURE, _NEAR * width, math.inf)
+
+    after = torch.minimum(near(1), _acosh_of_1_plus(LAST_EXPONENT / r))
+    before = torch.minimum(near(-1), torch.minimum(LAST_EXPONENT / v + 1, _acosh_of_1_plus(LAST_EXPONENT / gap)))
+    peak = v * (torch.log(v + r) - torch.log(at)) - r - math.log(2)
+    found = peak + torch.log(_summed(exponent, before, after, width))
+    edge = torch.where(x == math.inf, torch.where(order == math.inf, math.nan, -math.inf), math.inf)
+    return torch.where(served, found, torch.where((x >= 0) & (order >= 0), edge, math.nan))
+
+
+def _summed(exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor, width: Tensor) -> Tensor:
+    """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
+    step = torch.clamp_max(width / 2, STEP)
+    count = torch.ceil((before + after) / step)
+    total = torch.zeros_like(step)
+    for number in range(int(count.max()) + 1 if count.numel() else 0):
+        total += torch.where(count >= number, torch.exp(exponent(number * step - before)), 0.0)
+    return total * step
+
+
+def _log_product(z: Tensor) -> Tensor:
+    """log of (1 + 1/z) (1 + 2/z) ... (1 + 7/z)."""
+    product = torch.ones_like(z)
+    for number in range(1, _SHIFT):
+        product = product * (1 + number / z)
+    return torch.log(product)
+
+
+def _series(y: Tensor) -> Tensor:
+    total, power = torch.zeros_like(y), 1 / y
+    for coefficient in SERIES:
+        total, power = total + coefficient * power, power / (y * y)
+    return total
+
+
+def _acosh_of_1_plus(y: Tensor) -> Tensor:
+    return torch.where(y < math.inf, torch.log1p(y + torch.sqrt(y) * torch.sqrt(y + 2)), math.inf)
+
+
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    order, x = inputs
+    if order.requires_grad:
+        raise NotImplementedError("the order of a Bessel function has no gradient here; expected one that requires none")
+    ctx.save_for_backward(order, x, output)
+
+
+def _backward(
+    slope: Callable[[Tensor, Tensor, Tensor], Tensor], ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+) -> tuple[None, Tensor]:
+    order, x, output = ctx.saved_tensors  # type: ignore[attr-defined]
+    return None, (gradient * slope(order, x, output)).sum_to_size(x.shape)
+
+
+def _slope_i(order: Tensor, x: Tensor, value: Tensor) -> Tensor:
+    """I_v'/I_v = v/x + I_(v+1)/I_v (DLMF 10.29.2)."""
+    return order / x + torch.exp(operator_of("cudal1.log_bessel_i.default")(order + 1, x) - value)
+
+
+def _slope_k(order: Tensor, x: Tensor, value: Tensor) -> Tensor:
+    """K_v'/K_v = -(K_(v-1) + K_(v+1)) / (2 K_v) (DLMF 10.29.1)."""
+    log_k = operator_of("cudal1.log_bessel_k.default")
+    return -(torch.exp(log_k(order - 1, x) - value) + torch.exp(log_k(order + 1, x) - value)) / 2
