@@ -172,8 +172,26 @@ _ATTENTIONS = (
     _attention("fused, heads of 1024", lambda: Of(F.scaled_dot_product_attention), *[(4, 32, 512, 1024)] * 3),
     _attention("fused, heads of 32, long", lambda: Of(F.scaled_dot_product_attention), *[(2, 4, 16384, 32)] * 3),
 )
+
+
+def _few_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
+    """Weights of four bits, two to a byte, in groups of 128."""
+    rows, half = packed.shape
+    bits = torch.stack((packed & 15, packed >> 4), -1).view(rows, 2 * half // 128, 128)
+    return x @ ((bits.to(x.dtype) - 8) * scales[..., None]).view(rows, 2 * half).t()
+
+
+def _four_bits(name: str, rows: int) -> Case:
+    def inputs() -> tuple[Tensor, ...]:
+        packed = torch.randint(0, 256, (14336, 2048), dtype=torch.uint8)
+        return torch.randn(rows, 4096).half(), packed, torch.rand(14336, 32).half()
+
+    return Case("gemm", name, lambda: Of(_few_bits), inputs, products=True)
+
+
+_FEW_BITS = (_four_bits("weights of four bits, one row", 1), _four_bits("weights of four bits, eight rows", 8))
 _SPECIAL = (
     _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
     _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
 )
-CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_SPECIAL)
+CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_FEW_BITS, *_SPECIAL)

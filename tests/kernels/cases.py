@@ -312,8 +312,43 @@ def bessel_cases() -> dict[str, Case]:
     return cases
 
 
+def _nibbles(x: torch.Tensor, packed: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Two weights of four bits in a byte, groups of 16 along k with a zero and a scale each."""
+    rows, half = packed.shape
+    bits = torch.stack((packed & 15, packed >> 4), -1).view(rows, 2 * half // 16, 16)
+    weight = (bits.to(x.dtype) - zeros[..., None]) * scales[..., None]
+    return x @ weight.view(rows, 2 * half).t()
+
+
+def _words(x: torch.Tensor, packed: torch.Tensor, shifts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Ten weights of three bits in an int32 (two bits are left over), a scale a row; eight as a signed number."""
+    bits = torch.bitwise_right_shift(packed[:, :, None], shifts) & 7
+    weight = (bits.to(torch.float32) - 4.0).flatten(1) * scales[:, None]
+    return torch.relu(x @ weight.t())
+
+
+def few_bits_cases() -> dict[str, Case]:
+    byte = lambda *shape: torch.randint(0, 256, shape, dtype=torch.uint8, generator=_generator)
+    signed = lambda *shape: torch.randint(-128, 128, shape, dtype=torch.int8, generator=_generator)
+    cases: dict[str, Case] = {}
+    for rows in (1, 3):
+        for dtype in (torch.float32, HALF):
+            given = (_draw(rows, 96, dtype=dtype), byte(33, 48), _draw(33, 6, dtype=dtype, shift=8), _draw(33, 6, dtype=dtype))
+            cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, given)
+    words = torch.randint(-(2**31), 2**31 - 1, (19, 7), generator=_generator).int()
+    shifts = torch.arange(0, 30, 3, dtype=torch.int32)
+    cases["3 bits in words"] = (_words, (_draw(2, 70), words, shifts, _draw(19)))
+    cases["8 bits"] = (lambda x, w, s: x @ (w.to(x.dtype) * s[:, None]).t(), (_draw(1, 100), signed(30, 100), _draw(30)))
+    cases["bytes that begin anew"] = (
+        lambda w, v: (w - v).float() + (w * 2 + v).float() * 256.0 - (v << 3).float(),
+        (signed(5, 77), signed(5, 77)),
+    )
+    cases["bytes above zero"] = (lambda w, v: (w + v).float() - (w >> 3).float() * 2, (byte(5, 77), byte(5, 77)))
+    return cases
+
+
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
     families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
-    return families | elementwise_cases() | bessel_cases()
+    return families | elementwise_cases() | bessel_cases() | few_bits_cases()

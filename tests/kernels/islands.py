@@ -95,7 +95,7 @@ class Step:
 
 def _functional(target: str) -> str:
     """`aten.add_.Scalar`, which rms_norm uses on its own temporary, as capture's functionalisation gives it."""
-    return target.replace("_.", ".")
+    return target if "__." in target else target.replace("_.", ".")
 
 
 def _tuples(arg: Any) -> Any:

@@ -21,8 +21,20 @@ from torch_cudal1.kernels.pointwise import FLOAT_UNARY
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.model import Alloc, Aten, Launch, Program, TensorSpec, Value, canonical_json
+from torch_cudal1.special import log_bessel_i, log_bessel_k
 
 X, W, X4, W6 = torch.empty(64, 1000), torch.empty(1000), torch.empty(4, 6, 20, 20), torch.empty(6)
+
+
+def four_bits(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    bits = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    return F.gelu(x @ ((bits.to(x.dtype) - 8) * scales).t())
+
+
+def eight_bits(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return x @ (weight.to(x.dtype) * scales).t()
+
+
 # family and variety -> (function, inputs)
 ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (lambda x: (x * 0.5).softmax(-1), (X.half(),)),
@@ -37,6 +49,16 @@ ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "cross entropy": (F.cross_entropy, (X, torch.zeros(64, dtype=torch.int64))),
     "max pool": (lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], (X4,)),
     "moments in one pass": (lambda x: F.layer_norm(x, (70000,)), (torch.empty(200, 70000),)),
+    "weights of four bits": (four_bits, (X[:1].half(), torch.zeros(48, 500, dtype=torch.uint8), torch.empty(48, 1).half())),
+    "weights of eight bits, e4m3": (
+        eight_bits,
+        (X[:2].half(), torch.zeros(48, 1000).to(torch.float8_e4m3fn), torch.empty(48, 1).half()),
+    ),
+    "weights of eight bits, e5m2": (
+        eight_bits,
+        (X[:1].bfloat16(), torch.zeros(48, 1000).to(torch.float8_e5m2), torch.empty(48, 1).bfloat16()),
+    ),
+    "logarithms of Bessel functions": (lambda x, w: log_bessel_i(w, x) - log_bessel_k(w, x), (X, W)),
     "element-wise": (lambda x, w: (F.silu(x) * w, x > 0, F.gelu(x, approximate="tanh"), torch.erf(x).exp()), (X, W)),
 }
 SMS = (80, 86, 89, 90, 100)
@@ -64,7 +86,17 @@ def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> N
 
 @pytest.mark.parametrize("sm", SMS)
 @pytest.mark.parametrize(
-    "name", ["softmax", "layer norm with statistics", "argmax", "element-wise", "exclusive sums", "cross entropy", "max pool"]
+    "name",
+    [
+        "softmax",
+        "layer norm with statistics",
+        "argmax",
+        "element-wise",
+        "exclusive sums",
+        "cross entropy",
+        "max pool",
+        "weights of four bits",
+    ],
 )
 def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:
     reference = island(*ISLANDS[name])

@@ -5,8 +5,9 @@
 
 An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
 (norm, softmax, reduction). Layout changes stay outside, with Inductor; so do matrix products and convolutions, except with
-`products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it, and a recurrent layer is
-one by itself. `left` says for each kind of step why. Nothing is decided here about speed: an island is only worth a look.
+`products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it and, before it, what makes
+numbers of weights of few bits; and a recurrent layer is one by itself. `left` says for each kind of step why. Nothing is decided
+here about speed: an island is only worth a look.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.graph import dequantised
 from torch_cudal1.graph.attention import chains
 from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.program.aten import is_random, overload
@@ -65,7 +67,8 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     """
     program = whole.program
     specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
-    groups = _grow(program, products, chains(program, specs) if products else ())
+    wholes = (*chains(program, specs), *dequantised.chains(program, specs)) if products else ()
+    groups = _grow(program, products, wholes)
     islands: list[Island] = []
     askew: set[int] = set()
     for steps in groups:

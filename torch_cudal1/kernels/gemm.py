@@ -27,7 +27,7 @@ import torch
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.gemm_schedules import FP32_METHODS, METHODS, Schedule, read
 from torch_cudal1.kernels.index import Form, row_major
-from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast, pointwise, replaced, reshape
+from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast, every, pointwise, replaced, reshape
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Operand, Product
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
@@ -36,7 +36,7 @@ from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
+__all__ = ["Parts", "folded", "folded_weight", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 
 _INT32_REACH = 2**31 - 1
 _PRECISION = {
@@ -149,14 +149,34 @@ def split_as_batch(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple
 
 def folded(parts: Parts) -> tuple[Output, ...]:
     """The outputs with the product as a sum of element-wise products, for the kernels that fold rows."""
-    dot, product = parts.dot, parts.product
-    lead = dot.shape[:-2]
-    left = reshape(dot.left, (*lead, product.m, 1, product.k))
+    return _folded(parts.traced, parts.dot)
+
+
+def folded_weight(traced: Trace) -> tuple[Output, ...]:
+    """The same for a product whose right operand is made in the island (from few bits); () where it lies in memory.
+
+    Only a fold reads what it multiplies once. Raises NotLowerableError for what is no such product.
+    """
+    dots = every(Dot, tuple(o.node for o in traced.outputs))
+    if len(dots) != 1 or isinstance(_below_views(dots[0].right), Leaf) or not isinstance(_below_views(dots[0].left), Leaf):
+        return ()
+    return _folded(traced, dots[0])
+
+
+def _below_views(node: Node) -> Node:
+    while isinstance(node, View):
+        node = node.source
+    return node
+
+
+def _folded(traced: Trace, dot: Dot) -> tuple[Output, ...]:
+    lead, (m, k), n = dot.shape[:-2], dot.left.shape[-2:], dot.right.shape[-1]
+    left = reshape(dot.left, (*lead, m, 1, k))
     turned = _turned(dot.right)
-    shape = (*lead, product.m, product.n, product.k)
+    shape = (*lead, m, n, k)
     both = pointwise("({0} * {1})", broadcast(left, shape), broadcast(turned, shape), dtype=dot.dtype, shape=shape)
     total: Node = reshape(Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape)
-    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in parts.traced.outputs)
+    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in traced.outputs)
 
 
 def _turned(right: Node) -> Node:

@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.attention import attended, attentions
 from torch_cudal1.kernels.conv import convolved, proposals
-from torch_cudal1.kernels.gemm import folded, parts_of, split_as_batch, split_outputs, tiled
+from torch_cudal1.kernels.gemm import folded, folded_weight, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
@@ -22,7 +22,7 @@ from torch_cudal1.kernels.schedule import Nest, schedule
 from torch_cudal1.kernels.source import POINTERS, Tile, kernel_source
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
 from torch_cudal1.kernels.tiles import tiles
-from torch_cudal1.kernels.trace import Trace, trace
+from torch_cudal1.kernels.trace import Output, Trace, trace
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 
 __all__ = ["Cubin", "Lowered", "assemble", "lower", "propose"]
@@ -66,6 +66,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
         if traced.family == "attention":
             return _that_lower(program, traced, attentions(traced, rights, most))
+        if traced.family == "gemm" and (outputs := folded_weight(traced)):
+            return _that_lower(program, traced, _folds(outputs))
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         found = _that_lower(program, traced, (Proposal(traced.family, config) for config in tiles(first_nest(traced.outputs))))
@@ -126,9 +128,12 @@ def _products(program: Program, traced: Trace, chosen: Iterable[Schedule]) -> tu
         if one.method != "fold":
             found.append(one.proposal())
         else:
-            folds = tiles(schedule(folded(parts)))[:_FOLDS]
-            found += [Proposal("gemm", {"method": "fold", **config}) for config in folds]
+            found += _folds(folded(parts))
     return _that_lower(program, traced, found)
+
+
+def _folds(outputs: tuple[Output, ...]) -> list[Proposal]:
+    return [Proposal("gemm", {"method": "fold", **config}) for config in tiles(schedule(outputs))[:_FOLDS]]
 
 
 def _that_lower(program: Program, traced: Trace, found: Iterable[Proposal]) -> tuple[Proposal, ...]:
@@ -145,14 +150,15 @@ def _lowers(program: Program, proposal: Proposal, traced: Trace) -> bool:
 
 
 def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lowered:
+    one = read(proposal)
+    if one.method == "fold":
+        rest = {name: value for name, value in proposal.config.items() if name != "method"}
+        sums = folded_weight(traced) or folded(parts_of(traced))
+        return lower(program, Proposal("reduction", rest), traced=Trace(sums, traced.leaves, "reduction"))
     parts, first = parts_of(traced), program.value_count
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     outputs = {o.value: o.spec for o in traced.outputs}
-    one = read(proposal)
     in_pieces = one.method.startswith("packed")
-    if one.method == "fold":
-        rest = {name: value for name, value in proposal.config.items() if name != "method"}
-        return lower(program, Proposal("reduction", rest), traced=Trace(folded(parts), traced.leaves, "reduction"))
     if one.split == 1:
         kernels, scratch = packed(parts, proposal, first) if in_pieces else ((tiled(parts, proposal, specs),), {})
         return Lowered(kernels, outputs | scratch)

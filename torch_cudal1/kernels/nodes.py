@@ -53,7 +53,12 @@ COMPUTE = {  # tensor dtype -> the Triton type it is computed in (half types in 
     torch.int64: "tl.int64",
     torch.int32: "tl.int32",
     torch.bool: "tl.int1",
+    torch.uint8: "tl.int32",
+    torch.int8: "tl.int32",
+    torch.float8_e4m3fn: "tl.float32",
+    torch.float8_e5m2: "tl.float32",
 }
+FEW_BITS = (torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # read and made into numbers, never written
 
 
 @dataclass(frozen=True, eq=False)

@@ -298,6 +298,24 @@ def _activations() -> dict[str, Handler]:
     }
 
 
+def _shift(right: bool) -> Handler:
+    """Counts outside of the type's bits leave its sign, or nothing."""
+
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+        dtype = outs[0].torch_dtype
+        if dtype.is_floating_point or dtype is torch.bool or kwargs:
+            raise NotLowerableError(f"a shift of {dtype}")
+        bits = 8 * dtype.itemsize
+        most = bits if dtype is torch.uint8 else bits - 1
+        if right:
+            template = f"({{0}} >> tl.where(({{1}} < 0) | ({{1}} > {most}), {most}, {{1}}))"
+        else:
+            template = f"tl.where(({{1}} < 0) | ({{1}} >= {bits}), 0, {{0}} << tl.where(({{1}} < 0) | ({{1}} >= {bits}), 0, {{1}}))"
+        return (pointwise(template, *(_node(a, dtype) for a in args), dtype=dtype, shape=outs[0].shape),)
+
+    return handle
+
+
 def _arithmetic() -> dict[str, Handler]:
     table: dict[str, Handler] = {f"{name}.default": _floating(text, 1) for name, text in FLOAT_UNARY.items()}
     table |= {f"{name}.default": _floating(text, 1) for name, text in ANY_UNARY.items() if name not in ("neg", "abs")}
@@ -327,6 +345,9 @@ def _table() -> dict[str, Handler]:
     table |= {"full.default": _full, "full_like.default": _full, "scalar_tensor.default": _full}
     table |= {"zeros_like.default": _like(0), "ones_like.default": _like(1), "zeros.default": _like(0), "ones.default": _like(1)}
     table |= {"bitwise_not.default": _bitwise_not}
+    for right, names in ((True, ("__rshift__", "bitwise_right_shift")), (False, ("__lshift__", "bitwise_left_shift"))):
+        table |= {f"{names[0]}.{o}": _shift(right) for o in ("Scalar", "Tensor")}
+        table |= {f"{names[1]}.{o}": _shift(right) for o in ("Tensor", "Tensor_Scalar")}
     return table | {"isnan.default": _isnan, "isinf.default": _isinf}
 
 

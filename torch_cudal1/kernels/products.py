@@ -1,8 +1,8 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
 `product_of` reads off the one product an island is made around. Operands are tensors in any layout, views of them included; an
-operand that must be computed first is refused, since the product would compute it once for every tile. How a product is computed is
-`gemm`'s.
+operand that must be computed first is refused, since the product would compute it once for every tile (`gemm.folded_weight` takes
+weights of few bits). How a product is computed is `gemm`'s.
 """
 
 from __future__ import annotations

@@ -51,6 +51,10 @@ POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to i
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
 }
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
@@ -257,10 +261,11 @@ class Printer:
             s.access.offset < 0 and not s.limits
         )  # of an exclusive scan: its first element has none before it
         mask = self._mask(s.rows, s.columns, *before, *self._inside_of(s))
-        fill = s.text if s.limits else "0"
+        eight_bits = s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1  # a whole number is no default of theirs
+        fill = s.text if s.limits else "0.0" if eight_bits else "0"
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
-        narrow = s.node.compute == "tl.float32" and s.node.dtype.itemsize < 4
-        return text + (".to(tl.float32)" if narrow else "")
+        narrow = s.node.dtype is not torch.bool and s.node.dtype.itemsize < 4
+        return text + (f".to({s.node.compute})" if narrow else "")
 
     def _inside_of(self, s: Statement) -> list[str]:
         """Tests that the load of a padded tensor is inside of it."""

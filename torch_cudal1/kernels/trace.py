@@ -28,7 +28,7 @@ from torch_cudal1.kernels import (
     softmax,
     views,
 )
-from torch_cudal1.kernels.nodes import COMPUTE, Leaf, Node
+from torch_cudal1.kernels.nodes import COMPUTE, FEW_BITS, Leaf, Map, Node, View
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
@@ -48,6 +48,18 @@ ANCHORS: Mapping[str, Mapping[str, Handler]] = {
     "reduction": reductions.HANDLERS,
     "elementwise": {**pointwise.HANDLERS, **bessel.HANDLERS},
 }
+_IN_RANGE = frozenset(  # bytes stay bytes
+    {
+        *(f"bitwise_{name}.{kind}" for name in ("and", "or", "xor") for kind in ("Tensor", "Scalar")),
+        *(
+            "__rshift__.Scalar",
+            "__rshift__.Tensor",
+            "bitwise_right_shift.Tensor",
+            "bitwise_right_shift.Tensor_Scalar",
+            "stack.default",
+        ),
+    }
+)
 _MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
 
 
@@ -89,6 +101,7 @@ def trace(program: Program) -> Trace:
             outs = tuple(TensorSpec.of(result) for result in results)
             args = tuple(_bind(arg, nodes) for arg in step.args)
             made = handler(args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs)
+            made = made if name in _IN_RANGE else tuple(map(_wrapped, made))
             for value, fake, spec, node in zip(step.outs, results, outs, made, strict=True):
                 fakes[value], specs[value], nodes[value] = fake, spec, node
                 roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
@@ -97,6 +110,16 @@ def trace(program: Program) -> Trace:
     if family == "gemm" and attention_ops.is_attention(tuple(o.node for o in outputs)):
         family = "attention"
     return Trace(outputs, leaves, family)
+
+
+def _wrapped(node: Node | None) -> Node | None:
+    """Eager's arithmetic on bytes begins anew past their range; here they are computed in more bits."""
+    if node is None or isinstance(node, (Leaf, View)) or node.dtype not in FEW_BITS:
+        return node
+    if node.dtype.is_floating_point:
+        raise NotLowerableError(f"a step that yields {node.dtype}: it would have to be rounded to that")
+    template = "({0} & 255)" if node.dtype is torch.uint8 else "((({0} + 128) & 255) - 128)"
+    return Map(node.shape, node.dtype, template, (node,))
 
 
 def _leaves(program: Program) -> dict[int, TensorSpec]:
@@ -153,10 +176,14 @@ def _outputs(
     found = []
     for value in wanted:
         node, spec = nodes[value], specs[value]
-        if node is None or spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or spec.torch_dtype not in COMPUTE:
+        if node is None or spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
             raise NotLowerableError(f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled")
         found.append(Output(value, node, spec))
     return tuple(found)
+
+
+def _is_written(spec: TensorSpec) -> bool:
+    return spec.torch_dtype in COMPUTE and spec.torch_dtype not in FEW_BITS
 
 
 def _dense(spec: TensorSpec) -> bool:

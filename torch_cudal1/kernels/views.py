@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import ZERO, Index, unflatten
-from torch_cudal1.kernels.nodes import Node, View, broadcast, pointwise, reshape
+from torch_cudal1.kernels.nodes import Node, Position, View, broadcast, cast, pointwise, reshape
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
 __all__ = ["ALIASING", "HANDLERS", "permuted"]
+
+_MOST_STACKED = 8
 
 
 def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
@@ -80,6 +85,29 @@ def _repeat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpe
     return (View(shape, node.dtype, node, remap),)
 
 
+def _stack(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """Each element is one of as many: nothing is copied, but all are read (the nibbles of one byte are one read)."""
+    parts, shape = args[0], outs[0].shape
+    if not 1 < len(parts) <= _MOST_STACKED or len({part.dtype for part in parts}) > 1:
+        raise NotLowerableError(f"a stack of {len(parts)} tensors")
+    dim = (args[1] if len(args) > 1 else 0) % len(shape)
+    place = Position(shape, torch.int64, tuple(int(d == dim) for d in range(len(shape))))
+    flat = tuple(1 if d == dim else size for d, size in enumerate(shape))
+    *first, made = (reshape(part, flat) for part in parts)
+    for number in reversed(range(len(first))):
+        made = pointwise(f"tl.where({{0}} == {number}, {{1}}, {{2}})", place, first[number], made, dtype=parts[0].dtype)
+    return (made,)
+
+
+def _arange(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
+    dtype = outs[0].torch_dtype
+    if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
+        raise NotLowerableError("a range of numbers that are not whole")
+    place = Position(outs[0].shape, torch.int64, (1,))
+    return (cast(pointwise(f"({{0}} * {step} + {start})", place, dtype=torch.int64), dtype),)
+
+
 def _glu(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     node, rank = args[0], len(args[0].shape)
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % rank
@@ -118,4 +146,6 @@ HANDLERS: dict[str, Handler] = {
     "split_with_sizes.default": _split,
     "repeat.default": _repeat,
     "glu.default": _glu,
+    "stack.default": _stack,
+    **dict.fromkeys(("arange.default", "arange.start", "arange.start_step"), _arange),
 }
