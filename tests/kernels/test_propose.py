@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "likelihoods of weighted classes": (lambda x, t, w: F.nll_loss(x, t, w), (X, torch.zeros(8).long(), X[0]), "weights"),
     "random numbers": (lambda x: torch.bernoulli(x) * 2, (X,), "aten.bernoulli"),
     "float64": (lambda x: x + 1, (X.double(),), "is float64"),
-    "an 8-bit type": (lambda x: x + 1, (X.to(torch.uint8),), "is uint8"),
+    "an 8-bit type": (lambda x: x + 1, (X.to(torch.uint8),), "dtype='uint8'"),
     "complex numbers": (lambda x: x * 2, (X.to(torch.complex64),), "is complex64"),
     "no elements": (lambda x: x + 1, (torch.zeros(0, 4),), r"shape \(0, 4\)"),
     "an output that is an input": (lambda x: (x, x + 1), (X,), "shares memory"),
