@@ -16,13 +16,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from torch_cudal1.program.model import Call, Launch, Program
 from torch_cudal1.records import Entry
 from torch_cudal1.source.cache import LocalCache
 from torch_cudal1.source.inventory import Held, take_inventory
 from torch_cudal1.source.store import NotStored, write_file
 
-__all__ = ["LIMIT_BYTES", "launches", "main", "ship"]
+__all__ = ["LIMIT_BYTES", "main", "ship"]
 
 LIMIT_BYTES = 40 << 20
 _ROOT = Path(__file__).resolve().parents[1]
@@ -31,11 +30,6 @@ _Found: TypeAlias = dict[str, Held]
 
 class ShippingError(RuntimeError):
     """What may not come with the package, or could not be written, and why."""
-
-
-def launches(program: Program) -> bool:
-    """Whether it holds machine code of its own."""
-    return any(isinstance(step, Launch) or (isinstance(step, Call) and launches(step.program)) for step in program.steps)
 
 
 def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
@@ -63,7 +57,7 @@ def _held(folder: Path) -> _Found:
     if inventory.broken:
         raise ShippingError(f"{inventory.broken[0].path}: {inventory.broken[0].reason}")
     return {
-        held.place: held for held in inventory.entries if isinstance(held.content, Entry) and launches(held.content.choice.program)
+        held.place: held for held in inventory.entries if isinstance(held.content, Entry) and held.content.choice.program.launches
     }
 
 

@@ -64,6 +64,26 @@ def test_a_process_that_is_gone_leaves_cores_as_they_are() -> None:
         assert not held.shared
 
 
+def test_where_one_of_two_is_gone_the_other_keeps_all_cores(supervised: tuple[int, int]) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for leaders in ([supervised[0], gone.pid], [gone.pid, supervised[0]]):
+        with same_core(leaders) as held:
+            assert held is not None
+            assert not held.move()
+            assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
+
+
+def test_one_that_ends_during_the_race_keeps_nobody_on_its_core(supervised: tuple[int, int]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        with same_core([other.pid, supervised[0]]) as held:
+            assert held is not None
+            assert held.move()
+            other.kill()
+            other.wait()
+        assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
+
+
 def test_a_process_of_somebody_else_leaves_cores_as_they_are(supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(thread: int, cores: set[int]) -> None:
         raise PermissionError(1, "not yours")

@@ -35,22 +35,17 @@ class SameCore:
         """To another core, one of those with the least work since the last move; whether they are on it."""
         before, self._busy = self._busy, _busy_ticks()
         idlest = sorted(self._allowed, key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), random.random()))
-        self.shared = self._put({random.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])})
+        core = random.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
+        self.shared = all(_put(pid, {core}) for pid in self._processes)
+        if not self.shared:
+            self.release()  # one side alone on a core is worse than none
         return self.shared
 
     def release(self) -> None:
-        """All cores for all threads, as before."""
-        self._put(self._allowed)
+        """All cores for all threads, as before; of whatever process still lives."""
+        for pid in self._processes:
+            _put(pid, self._allowed)
         self.shared = False
-
-    def _put(self, cores: set[int]) -> bool:
-        try:
-            for pid in self._processes:
-                for thread in os.listdir(_PROC / str(pid) / "task"):
-                    _put_thread(int(thread), cores)
-        except OSError:  # not ours to move, or not there any more
-            return False
-        return True
 
 
 @contextmanager
@@ -64,6 +59,16 @@ def same_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
         yield held
     finally:
         held.release()
+
+
+def _put(pid: int, cores: set[int]) -> bool:
+    """Whether all threads of a process may run on these cores only."""
+    try:
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            _put_thread(int(thread), cores)
+    except OSError:  # not ours to move, or not there any more
+        return False
+    return True
 
 
 def _put_thread(thread: int, cores: set[int]) -> None:
