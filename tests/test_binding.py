@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.entries import entry_for, same
-from torch_cudal1 import binding
+from torch_cudal1 import binding, gate
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.pipeline import Choice
@@ -99,9 +99,9 @@ def test_a_disturbed_measurement_is_made_again(
     results: list[tuple[tuple[float, float, float], bool]], made: int, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
-    monkeypatch.setattr(binding, "sample_pairs", lambda *_, **__: [])
-    monkeypatch.setattr(binding, "summarise", lambda _: waiting.pop(0))
-    found = binding._raced(lambda: None, lambda: None, place)
+    monkeypatch.setattr(gate, "sample_pairs", lambda *_, **__: [])
+    monkeypatch.setattr(gate, "summarise", lambda _: waiting.pop(0))
+    found = gate.raced(lambda: None, lambda: None, place)
     assert (found.low, found.speedup, found.high) == results[made - 1][0]
     assert len(waiting) == len(results) - made
 

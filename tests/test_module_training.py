@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def quick_gate(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_cudal1.binding._GATE_BUDGET_S", 0.1)  # what is measured is of no interest here
+    monkeypatch.setattr("torch_cudal1.gate._BUDGET_S", 0.1)  # what is measured is of no interest here
 
 
 def pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:

@@ -20,13 +20,12 @@ from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import CacheMissError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import Call, Flat, keeping_versions, random_kept, stand_in
+from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
-from torch_cudal1.graph.swap import FAILURES, Swapped, in_graph_order, is_sticky, swap
+from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
 from torch_cudal1.judge import kept_warm
-from torch_cudal1.judge.gpu_lock import exclusive
-from torch_cudal1.judge.measure import sample_pairs
-from torch_cudal1.judge.statistics import PairedSummary, summarise
+from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
 from torch_cudal1.place import Place, place_for
@@ -35,14 +34,9 @@ from torch_cudal1.ranks import Apart, Told, agreed, choices_from
 from torch_cudal1.records import NOT_EAGERS, Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
-from torch_cudal1.trial_step import MORE_THAN_NOISE, copy_of, gradients
+from torch_cudal1.trial_step import copy_of, gradients
 
 __all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
-
-_GATE_BUDGET_S = 3.0
-_MOST_GATES = 3  # measurements, where the earlier ones were disturbed
-_COMPILE = "torch.compile"
-_GATE = 1.0  # the speed-up over the module's own forward that a contender needs
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ class _Task:
         nothing = _Settled("eager", "eager is the fastest baseline and nothing beat it")
         settled = settled or _settled(builders, choices, place)
         # outside a search nobody waits for torch.compile where it is one baseline among others
-        asked = [name for name in builders if name != _COMPILE or len(choices) > 1 or place.settings.on_miss == "tune"]
+        asked = [name for name in builders if name != COMPILE or len(choices) > 1 or place.settings.on_miss == "tune"]
         if settled is None and not asked:
             settled = nothing
         if settled is None:
@@ -273,7 +267,7 @@ def _contenders(
     def twice(call: Call) -> Call:
         return differentiable_twice(call, module, held) if training and not random else call
 
-    found = {_COMPILE: whole_step} if training or _may_lose_to_compile(choices[0]) else {}
+    found = {COMPILE: whole_step} if training or _may_lose_to_compile(choices[0]) else {}
     if any(choice.swapped for choice in choices) or not (training or choices[0].candidate.schedule == "eager"):
         found["cudal1"] = graph_by_graph
     return found
@@ -329,11 +323,11 @@ class _Trial:
 
     def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
         """Paired times of the module's own forward and `call`; with their backward where gradients are wanted."""
-        return _raced(self._step(self.module._call_impl, args, kwargs), self._served(call, args, kwargs, place), place)
+        return raced(self._step(self.module._call_impl, args, kwargs), self._served(call, args, kwargs, place), place)
 
     def between(self, a: Call, b: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
         """The same for two contenders: the speed-up of `b` over `a`."""
-        return _raced(self._served(a, args, kwargs, place), self._served(b, args, kwargs, place), place)
+        return raced(self._served(a, args, kwargs, place), self._served(b, args, kwargs, place), place)
 
     def _served(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Callable[[], Any]:
         called = call.as_a_module_would(args, kwargs, place) if isinstance(call, _Served) and not self.training else call
@@ -348,16 +342,6 @@ class _Trial:
         wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
         return lambda: gradients(call(*args, **kwargs), wanted)
-
-
-def _raced(a: Callable[[], Any], b: Callable[[], Any], place: Place) -> PairedSummary:
-    """Paired times of two steps. What their buckets disagree about and does not lie on one side of the gate is measured again."""
-    with exclusive(place.device, "gate"):
-        for _ in range(_MOST_GATES):
-            found = summarise(sample_pairs(a, b, place.device, budget_s=_GATE_BUDGET_S, margin=_GATE))
-            if found.steady or found.low >= _GATE or found.high < _GATE:
-                break
-    return found
 
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:
@@ -378,48 +362,16 @@ def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Ch
         def against_own(call: Call) -> PairedSummary:
             return trial.against_own(call, args, kwargs, place)
 
-        notes, winners = _those_that_pay(contenders, against_own, key, swapped=any(choice.swapped for choice in choices))
+        notes, winners = those_that_pay(contenders, against_own, key, swapped=any(choice.swapped for choice in choices))
         winner = winners[0] if winners else "eager"
         if len(winners) > 1:  # two ratios to a slower forward, taken one after the other, say little of each other
             a, b = winners
             result = trial.between(contenders[a], contenders[b], args, kwargs, place)
-            observe.record("judge", "end_to_end", key, contender=b, over=a, **_told(result))
-            between = f"; {b} is {_in_words(result)} of {a}"
+            observe.record("judge", "end_to_end", key, contender=b, over=a, **told(result))
+            between = f"; {b} is {in_words(result)} of {a}"
             winner = b if result.speedup > 1.0 else a
     note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward{between}"
-    note += f"; {_COMPILE} runs" if winner == _COMPILE else ""
+    note += f"; {COMPILE} runs" if winner == COMPILE else ""
     decided = {"winner": winner, "note": note, "candidates": [choice.candidate.digest for choice in choices]}
     place.cache.put_alias(end_to_end_name(choices), decided, place.target, place.contract)
     return _Settled(winner, note, contenders.get(winner))
-
-
-def _those_that_pay(
-    contenders: Mapping[str, Call], against_own: Callable[[Call], PairedSummary], key: str, *, swapped: bool
-) -> tuple[list[str], list[str]]:
-    """A word on each contender, and the names of those that beat the module's own forward."""
-    notes: list[str] = []
-    winners: list[str] = []
-    for label, call in contenders.items():
-        try:
-            result = against_own(call)
-        except FAILURES as error:  # torch.compile is the user's, and need not work; of ours the caller must hear
-            if label != _COMPILE or is_sticky(error):
-                raise
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
-            observe.record("judge", "end_to_end", key, contender=label, failed=told)
-            notes.append(f"{label} failed ({told})")
-            continue
-        observe.record("judge", "end_to_end", key, contender=label, **_told(result))
-        notes.append(f"{label} is {_in_words(result)}")
-        # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
-        if result.low >= _GATE if swapped else result.speedup >= MORE_THAN_NOISE:
-            winners.append(label)
-    return notes, winners
-
-
-def _told(result: PairedSummary) -> dict[str, float]:
-    return {"speedup": result.speedup, "low": result.low, "high": result.high}
-
-
-def _in_words(result: PairedSummary) -> str:
-    return f"{result.speedup:.2f}x [{result.low:.2f}, {result.high:.2f}]"
