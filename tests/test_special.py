@@ -9,6 +9,8 @@ from pathlib import Path
 import mpmath
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpmath.libmp import NoConvergence
 from torch import nn
 
@@ -37,6 +39,45 @@ def test_they_are_right_where_the_functions_themselves_are_no_numbers(kind: str)
             assert error < 2e-14, (order, x)
             compared += 1
     assert compared >= 60
+
+
+def debye(kind: str, order: float, x: float) -> mpmath.mpf:
+    """The uniform expansion for large orders with two terms, DLMF 10.41.3 and 10.41.4: off by about 1/order^2."""
+    v = mpmath.mpf(order)
+    z = mpmath.mpf(x) / v
+    root = mpmath.sqrt(1 + z * z)
+    p, sign = 1 / root, 1 if kind == "i" else -1
+    eta = root + mpmath.log(z / (1 + root))
+    front = 2 * mpmath.pi * v if kind == "i" else 2 * v / mpmath.pi
+    return sign * v * eta - mpmath.log(front * root) / 2 + mpmath.log(1 + sign * (3 * p - 5 * p**3) / 24 / v)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("order", [3e6, 1e8, 1e11, 1e13, 1e20, 1e38, 1e300])
+@pytest.mark.parametrize("ratio", [1e-30, 0.01, 0.7, 3.0, 1e5])
+def test_huge_orders_have_peaks_too_narrow_for_float64_and_still_end(kind: str, order: float, ratio: float) -> None:
+    x = order * ratio
+    found = float(EXACT[kind][0](torch.tensor(order, dtype=F64), torch.tensor(x, dtype=F64)))
+    with mpmath.workdps(400):
+        exact = debye(kind, order, x)
+        assert abs(found - exact) <= 2e-14 * (abs(exact) + order + x)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(EXACT)),
+    st.floats(min_value=0, max_value=1e300),
+    st.floats(min_value=0, max_value=1e300),
+)
+def test_any_two_numbers_come_to_an_end_and_to_a_number(kind: str, order: float, x: float) -> None:
+    found = float(EXACT[kind][0](torch.tensor([order], dtype=F64), torch.tensor([x], dtype=F64)))
+    assert not math.isnan(found), (kind, order, x)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_numbers_at_the_end_of_float64_come_to_an_end(kind: str) -> None:
+    ends = torch.tensor([5e-324, 1e-310, 1e305, 1.7e308], dtype=F64)
+    assert EXACT[kind][0](ends[:, None], ends).shape == (4, 4)
 
 
 def test_torch_s_own_of_order_zero_are_met() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from torch_cudal1.kernels.nodes import Node, cast, pointwise
 from torch_cudal1.kernels.pointwise import Handler
-from torch_cudal1.program.bessel import LAST_EXPONENT, SERIES, STEP
+from torch_cudal1.program.bessel import FOLLOWED, LAST_EXPONENT, SERIES, STEP, SURE_BELOW
 from torch_cudal1.program.model import TensorSpec
 
 __all__ = ["FUNCTIONS", "HANDLERS"]
@@ -31,17 +31,18 @@ def log_bessel_i(order, x):
     v = tl.where(served, order, one)
     at = tl.where(served, x, one)
     a = 2.0 * v + 1.0
-    t = 2.0 * at / (a + libdevice.hypot(a, 2.0 * at))
+    t = at / (0.5 * a + libdevice.hypot(0.5 * a, at))
     width = 1.0 / tl.sqrt(a * (1.0 + t * t))
     tail = {LAST_EXPONENT} / a + 1.2
     near = 12.0 * width
     far = libdevice.sinh(near)
     rise = 2.0 * libdevice.sinh(0.5 * near) * libdevice.sinh(0.5 * near)
     low, high = rise - t * far, rise + t * far
-    before = tl.where(a * (-t * far / (1.0 + low) - libdevice.log1p(low)) <= -38.0, near, tail)
-    after = tl.where(a * (t * far / (1.0 + high) - libdevice.log1p(high)) <= -38.0, near, tail)
+    sure = width < {SURE_BELOW}
+    before = tl.where(sure | (a * (-t * far / (1.0 + low) - libdevice.log1p(low)) <= -38.0), near, tail)
+    after = tl.where(sure | (a * (t * far / (1.0 + high) - libdevice.log1p(high)) <= -38.0), near, tail)
     step = tl.minimum(0.5 * width, {STEP})
-    count = libdevice.ceil((before + after) / step)
+    count = tl.where(width < {FOLLOWED}, 0.0, libdevice.ceil((before + after) / step))
     total = tl.zeros_like(step)
     for number in range(0, tl.max(count).to(tl.int32) + 1):
         d = number * step - before
@@ -56,7 +57,7 @@ def log_bessel_i(order, x):
     power = 1.0 / y
 {_TERMS}
     peak = v * libdevice.log(t) + 0.5 * libdevice.log(a * (t / at)) + at * t - gamma - 0.57236494292470009
-    found = peak + libdevice.log(total * step)
+    found = peak + libdevice.log(tl.where(width < {FOLLOWED}, 2.5066282746310002 * width, total * step))
     edge = tl.where(x == 0, tl.where(order == 0, 0.0, float("-inf")), tl.where(x == float("inf"), float("inf"), float("-inf")))
     edge = tl.where((order == float("inf")) & (x == float("inf")), float("nan"), edge)
     return tl.where(served, found, tl.where((order >= 0) & (x >= 0), edge, float("nan"))).to(tl.float32)
@@ -80,12 +81,13 @@ def log_bessel_k(order, x):
     width = 1.0 / tl.sqrt(r)
     near = 12.0 * width
     rise = 2.0 * libdevice.sinh(0.5 * near) * libdevice.sinh(0.5 * near)
-    after = tl.where(-r * rise - v * (libdevice.sinh(near) - near) <= -38.0, near, float("inf"))
+    sure = width < {SURE_BELOW}
+    after = tl.where(sure | (-r * rise - v * (libdevice.sinh(near) - near) <= -38.0), near, float("inf"))
     after = tl.minimum(after, acosh_of_1_plus({LAST_EXPONENT} / r))
-    before = tl.where(-gap * rise + v * (-near - libdevice.expm1(-near)) <= -38.0, near, float("inf"))
+    before = tl.where(sure | (-gap * rise + v * (-near - libdevice.expm1(-near)) <= -38.0), near, float("inf"))
     before = tl.minimum(before, tl.minimum({LAST_EXPONENT} / v + 1.0, acosh_of_1_plus({LAST_EXPONENT} / gap)))
     step = tl.minimum(0.5 * width, {STEP})
-    count = libdevice.ceil((before + after) / step)
+    count = tl.where(width < {FOLLOWED}, 0.0, libdevice.ceil((before + after) / step))
     total = tl.zeros_like(step)
     for number in range(0, tl.max(count).to(tl.int32) + 1):
         d = number * step - before
@@ -93,8 +95,8 @@ def log_bessel_k(order, x):
         rise = 2.0 * half * half
         term = tl.where(d > 0, -r * rise - v * (libdevice.sinh(d) - d), -gap * rise + v * (d - libdevice.expm1(d)))
         total += tl.where(count >= number, libdevice.exp(term), 0.0)
-    peak = v * (libdevice.log(v + r) - libdevice.log(at)) - r - 0.69314718055994531
-    found = peak + libdevice.log(total * step)
+    peak = v * libdevice.log((v + r) / at) - r - 0.69314718055994531
+    found = peak + libdevice.log(tl.where(width < {FOLLOWED}, 2.5066282746310002 * width, total * step))
     edge = tl.where(x == float("inf"), tl.where(order == float("inf"), float("nan"), float("-inf")), float("inf"))
     return tl.where(served, found, tl.where((x >= 0) & (order >= 0), edge, float("nan"))).to(tl.float32)
 

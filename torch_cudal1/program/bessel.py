@@ -8,7 +8,9 @@ nothing cancels:
     K_v(x) = 1/2  *  integral over all t of  exp(v t - x cosh t)                                                (DLMF 10.32.9)
 
 The peak's place and height are known in closed form and taken out of the integral; the rest is summed with equal steps, which for
-such functions is right to the last digits once a step resolves the peak and the nearest pole. Everything is computed in float64.
+such functions is right to the last digits once a step resolves the peak and the nearest pole. Where the peak is too narrow for
+float64 to follow, its own width is the integral (Laplace's method): what that leaves out is below the round-off of the height.
+Everything is computed in float64, in at most 20,000 steps for any two numbers below 1e300 (300 for most).
 The same formulas as a Triton function are in `kernels/bessel.py`.
 """
 
@@ -21,12 +23,14 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-__all__ = ["LAST_EXPONENT", "SERIES", "STEP", "TARGETS", "operator_of"]
+__all__ = ["FOLLOWED", "LAST_EXPONENT", "SERIES", "STEP", "SURE_BELOW", "TARGETS", "operator_of"]
 
 TARGETS = frozenset({"cudal1.log_bessel_i.default", "cudal1.log_bessel_k.default"})
 STEP = 0.14  # exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least pi / 4 away
 LAST_EXPONENT = 40.0  # what is left out beside the peak is below its height times exp of minus this
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)  # of log Gamma, DLMF 5.11.1
+SURE_BELOW = 2**-6  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
+FOLLOWED = 2**-20  # below this width differences near the peak are round-off
 _NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
 _SHIFT = 8
 
@@ -70,7 +74,7 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order >= 0) & (order < math.inf)
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     a = 2 * v + 1
-    t = 2 * at / (a + torch.hypot(a, 2 * at))  # tanh of the peak's place
+    t = at / (a / 2 + torch.hypot(a / 2, at))  # tanh of the peak's place
     width = torch.rsqrt(a * (1 + t * t))
 
     def exponent(d: Tensor) -> Tensor:
@@ -79,12 +83,12 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
         return a * (t * far / (1 + above) - torch.log1p(above))
 
     tail = LAST_EXPONENT / a + 1.2
-    ends = [torch.where(exponent(sign * _NEAR * width) <= -_SURE, _NEAR * width, tail) for sign in (-1, 1)]
+    before, after = (torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, tail) for sign in (-1, 1))
     z = v + 0.5
     gamma = (z + _SHIFT - 0.5) * torch.log1p(_SHIFT / z) - _log_product(z) - (z + _SHIFT) + 0.5 * math.log(2 * math.pi)
     gamma = gamma + _series(z + _SHIFT)  # log Gamma(z) - (z - 1/2) log z
     peak = v * torch.log(t) + 0.5 * torch.log(a * (t / at)) + at * t - gamma - 0.5 * math.log(math.pi)
-    found = peak + torch.log(_summed(exponent, ends[0], ends[1], width))
+    found = peak + torch.log(_summed(exponent, before, after, width))
     edge = torch.where(x == 0, torch.where(order == 0, 0.0, -math.inf), torch.where(x == math.inf, math.inf, -math.inf))
     edge = torch.where((order == math.inf) & (x == math.inf), math.nan, edge)
     return torch.where(served, found, torch.where((order >= 0) & (x >= 0), edge, math.nan))
@@ -103,24 +107,35 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
         return torch.where(d > 0, -r * rise - v * (torch.sinh(d) - d), -gap * rise + v * (d - torch.expm1(d)))
 
     def near(sign: int) -> Tensor:
-        return torch.where(exponent(sign * _NEAR * width) <= -_SURE, _NEAR * width, math.inf)
+        return torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, math.inf)
 
-    after = torch.minimum(near(1), _acosh_of_1_plus(LAST_EXPONENT / r))
-    before = torch.minimum(near(-1), torch.minimum(LAST_EXPONENT / v + 1, _acosh_of_1_plus(LAST_EXPONENT / gap)))
-    peak = v * (torch.log(v + r) - torch.log(at)) - r - math.log(2)
+    after = torch.minimum(near(1), _reach(r, torch.log(r)))
+    reach = _reach(gap, 2 * torch.log(at) - torch.log(r + v))
+    before = torch.minimum(near(-1), torch.minimum(LAST_EXPONENT / v + 1, reach))
+    ratio = (v + r) / at
+    logarithm = torch.where(ratio < math.inf, torch.log(ratio), torch.log(v + r) - torch.log(at))
+    peak = v * logarithm - r - math.log(2)
     found = peak + torch.log(_summed(exponent, before, after, width))
     edge = torch.where(x == math.inf, torch.where(order == math.inf, math.nan, -math.inf), math.inf)
     return torch.where(served, found, torch.where((x >= 0) & (order >= 0), edge, math.nan))
 
 
+def _ended(exponent: Tensor, width: Tensor) -> Tensor:
+    """Whether nothing is left beyond the place that has this exponent, 12 widths from the peak."""
+    return (exponent <= -_SURE) | (width < SURE_BELOW)
+
+
 def _summed(exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor, width: Tensor) -> Tensor:
     """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
     step = torch.clamp_max(width / 2, STEP)
-    count = torch.ceil((before + after) / step)
+    narrow = width < FOLLOWED
+    count = torch.where(
+        narrow, 0.0, torch.nan_to_num(torch.ceil((before + after) / step), nan=0.0, posinf=0.0)
+    )  # numbers beyond 1e300 overflow here
     total = torch.zeros_like(step)
     for number in range(int(count.max()) + 1 if count.numel() else 0):
         total += torch.where(count >= number, torch.exp(exponent(number * step - before)), 0.0)
-    return total * step
+    return torch.where(narrow, math.sqrt(2 * math.pi) * width, total * step)
 
 
 def _log_product(z: Tensor) -> Tensor:
@@ -138,8 +153,11 @@ def _series(y: Tensor) -> Tensor:
     return total
 
 
-def _acosh_of_1_plus(y: Tensor) -> Tensor:
-    return torch.where(y < math.inf, torch.log1p(y + torch.sqrt(y) * torch.sqrt(y + 2)), math.inf)
+def _reach(factor: Tensor, log_factor: Tensor) -> Tensor:
+    """Where `factor (cosh t - 1)` is LAST_EXPONENT; by the logarithm alone where the factor itself is no normal number any more."""
+    y = LAST_EXPONENT / factor
+    far = math.log(2 * LAST_EXPONENT) - log_factor
+    return torch.where(y < 1e300, torch.log1p(y + torch.sqrt(y) * torch.sqrt(y + 2)), far)
 
 
 def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
