@@ -15,8 +15,9 @@ __all__ = ["log_bessel_i", "log_bessel_k"]
 
 
 def log_bessel_i(order: Tensor | float, x: Tensor) -> Tensor:
-    """log I_v(x), the modified Bessel function of the first kind, for real orders v >= 0 and x >= 0 up to 1e300, broadcast; NaN where
-    one is negative.
+    """log I_v(x), the modified Bessel function of the first kind, for real orders v >= 0 and x >= 0, broadcast.
+
+    NaN where one of them is negative; numbers beyond 1e300 may overflow.
 
     Computed in float64 and rounded to the type that `order + x` has. `order` takes no gradient: NotImplementedError. Raises
     TypeError where neither is floating-point.

@@ -129,9 +129,8 @@ def _summed(exponent: Callable[[Tensor], Tensor], before: Tensor, after: Tensor,
     """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
     step = torch.clamp_max(width / 2, STEP)
     narrow = width < FOLLOWED
-    count = torch.where(
-        narrow, 0.0, torch.nan_to_num(torch.ceil((before + after) / step), nan=0.0, posinf=0.0)
-    )  # numbers beyond 1e300 overflow here
+    count = torch.ceil((before + after) / step)
+    count = torch.where(narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0))  # both overflow for numbers beyond 1e300
     total = torch.zeros_like(step)
     for number in range(int(count.max()) + 1 if count.numel() else 0):
         total += torch.where(count >= number, torch.exp(exponent(number * step - before)), 0.0)
