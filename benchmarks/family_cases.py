@@ -189,7 +189,9 @@ def _four_bits(name: str, rows: int) -> Case:
     return Case("gemm", name, lambda: Of(_few_bits), inputs, products=True)
 
 
-_FEW_BITS = (_four_bits("weights of four bits, one row", 1), _four_bits("weights of four bits, eight rows", 8))
+_FEW_BITS = tuple(
+    _four_bits(f"weights of four bits, {name}", rows) for name, rows in (("one row", 1), ("eight rows", 8), ("64 rows", 64))
+)
 _SPECIAL = (
     _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
     _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),

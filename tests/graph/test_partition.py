@@ -215,7 +215,7 @@ class Twice(FourBits):
 MAKING = ["bitwise_and", "__rshift__", "stack", "view", "_to_copy", "unsqueeze", "sub", "unsqueeze", "mul", "view", "t"]
 
 
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [1, 16, 256])
 def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     region = region_of(FourBits(), torch.randn(rows, 64))
     (found,) = partition(region, products=True).islands
@@ -223,7 +223,7 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     assert all("addmm" not in names_of(island) for island in partition(region).islands)
 
 
-@pytest.mark.parametrize(("module", "rows"), [(FourBits(), 17), (Twice(), 1)], ids=["many rows", "weights of another use"])
+@pytest.mark.parametrize(("module", "rows"), [(FourBits(), 257), (Twice(), 1)], ids=["many rows", "weights of another use"])
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
     found = [names_of(island) for island in partition(region_of(module, torch.randn(rows, 64)), products=True).islands]
     assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)

@@ -335,9 +335,17 @@ def few_bits_cases() -> dict[str, Case]:
         for dtype in (torch.float32, HALF):
             given = (_draw(rows, 96, dtype=dtype), byte(33, 48), _draw(33, 6, dtype=dtype, shift=8), _draw(33, 6, dtype=dtype))
             cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, given)
+    for rows, dtype in ((17, torch.float32), (45, HALF), (130, HALF)):
+        given = (_draw(rows, 96, dtype=dtype), byte(33, 48), _draw(33, 6, dtype=dtype, shift=8), _draw(33, 6, dtype=dtype))
+        cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, given)
     words = torch.randint(-(2**31), 2**31 - 1, (19, 7), generator=_generator).int()
     shifts = torch.arange(0, 30, 3, dtype=torch.int32)
     cases["3 bits in words"] = (_words, (_draw(2, 70), words, shifts, _draw(19)))
+    cases["3 bits in words, many rows"] = (_words, (_draw(33, 70), words, shifts, _draw(19)))
+    cases["8 bits, many rows"] = (
+        lambda b, x, w, s: torch.addmm(b, x, (w.to(x.dtype) * s[:, None]).t()).relu(),
+        (_draw(30), _draw(65, 1030), signed(30, 1030), _draw(30)),
+    )
     cases["8 bits"] = (lambda x, w, s: x @ (w.to(x.dtype) * s[:, None]).t(), (_draw(1, 100), signed(30, 100), _draw(30)))
     cases["bytes that begin anew"] = (
         lambda w, v: (w - v).float() + (w * 2 + v).float() * 256.0 - (v << 3).float(),

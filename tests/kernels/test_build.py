@@ -50,6 +50,14 @@ ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "max pool": (lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], (X4,)),
     "moments in one pass": (lambda x: F.layer_norm(x, (70000,)), (torch.empty(200, 70000),)),
     "weights of four bits": (four_bits, (X[:1].half(), torch.zeros(48, 500, dtype=torch.uint8), torch.empty(48, 1).half())),
+    "weights of four bits, many rows": (
+        four_bits,
+        (X[:40].bfloat16(), torch.zeros(48, 500, dtype=torch.uint8), torch.rand(48, 1).bfloat16()),
+    ),
+    "weights of eight bits, many rows": (
+        eight_bits,
+        (X[:64].half(), torch.zeros(48, 1000).to(torch.float8_e4m3fn), torch.rand(48, 1).half()),
+    ),
     "weights of eight bits, e4m3": (
         eight_bits,
         (X[:2].half(), torch.zeros(48, 1000).to(torch.float8_e4m3fn), torch.empty(48, 1).half()),
@@ -96,6 +104,7 @@ def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> N
         "cross entropy",
         "max pool",
         "weights of four bits",
+        "weights of four bits, many rows",
     ],
 )
 def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:

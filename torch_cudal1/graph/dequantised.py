@@ -17,9 +17,9 @@ from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
 
-__all__ = ["FEW_ROWS", "chains"]
+__all__ = ["MOST_ROWS", "chains"]
 
-FEW_ROWS = 16  # of the other operand: with more, the weights are made into numbers once and multiplied by tensor cores
+MOST_ROWS = 256  # of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once for all pays
 _WEIGHT = {"aten.mm.default": 1, "aten.addmm.default": 2}
 _LAYOUT = frozenset(
     f"aten.{name}"
@@ -56,7 +56,7 @@ def _chain(
     if not isinstance(step, Aten) or step.target not in _WEIGHT:
         return ()
     left, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
-    if not isinstance(left, Value) or not isinstance(weight, Value) or specs[left.index].shape[0] > FEW_ROWS:
+    if not isinstance(left, Value) or not isinstance(weight, Value) or specs[left.index].shape[0] > MOST_ROWS:
         return ()
     inside, leaves, waiting = {last}, set[int](), [weight.index]
     while waiting:

@@ -29,14 +29,14 @@ from torch_cudal1.kernels.gemm_schedules import FP32_METHODS, METHODS, Schedule,
 from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast, every, pointwise, replaced, reshape
 from torch_cudal1.kernels.plan import Kernel, Proposal
-from torch_cudal1.kernels.products import Operand, Product
-from torch_cudal1.kernels.schedule import Nest, schedule_tail
+from torch_cudal1.kernels.products import Operand, Product, product_of, product_with
+from torch_cudal1.kernels.schedule import Nest, schedule_operand, schedule_tail
 from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["Parts", "folded", "folded_weight", "parts_of", "split_as_batch", "split_outputs", "tiled"]
+__all__ = ["Parts", "folded", "folded_weight", "parts_from_few_bits", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 
 _INT32_REACH = 2**31 - 1
 _PRECISION = {
@@ -57,17 +57,15 @@ _BODY = """
     m = (band * GROUP + block % rows)TO64 * BM + tl.arange(0, BM)
     n = (block // rows)TO64 * BN + tl.arange(0, BN)
     left = pLEFT + LEFT_OFFSET + batchTO64 * LEFT_BATCH + (LEFT_M * LEFT_ROW)[:, None]
-    right = pRIGHT + RIGHT_OFFSET + batchTO64 * RIGHT_BATCH + (RIGHT_N * RIGHT_ROW)[None, :]
-    acc = tl.zeros([BM, BN], tl.float32)
+RIGHT_POINTER    acc = tl.zeros([BM, BN], tl.float32)
     first = piece * LENGTH
     for start in range(first, END, BK):
         k = startTO64 + tl.arange(0, BK)
         x = tl.load(left + k[None, :] * LEFT_DEPTHLEFT_MASK)
-        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)
-ROUNDING        acc = tl.dot(x, y, accPRECISION)
+RIGHT_TILEROUNDING        acc = tl.dot(x, y, accPRECISION)
 """
-
-
+_POINTER = "    right = pRIGHT + RIGHT_OFFSET + batchTO64 * RIGHT_BATCH + (RIGHT_N * RIGHT_ROW)[None, :]\n"
+_READ = "        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)\n"
 # tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
 _ROUNDED = """        ix = (x.to(tl.int32, bitcast=True) + 4096) & -8192
         iy = (y.to(tl.int32, bitcast=True) + 4096) & -8192
@@ -78,20 +76,32 @@ _ROUNDED = """        ix = (x.to(tl.int32, bitcast=True) + 4096) & -8192
 
 @dataclass(frozen=True)
 class Parts:
-    """An island around a product: what is traced, the product, and the nest of what follows it."""
+    """An island around a product: what is traced, the product, the nest of what follows it, and the one that makes `product.right`
+    if that does not lie in memory.
+    """
 
     traced: Trace
     dot: Dot
     product: Product
     tail: Nest
+    weight: Nest | None = None
 
 
 def parts_of(traced: Trace) -> Parts:
     """Take an island apart. Raises NotLowerableError when it is not one product with element-wise steps after it."""
-    from torch_cudal1.kernels.products import product_of
-
     dot, product = product_of(tuple(o.node for o in traced.outputs))
     return Parts(traced, dot, product, schedule_tail(traced.outputs, dot))
+
+
+def parts_from_few_bits(traced: Trace, free: int) -> Parts:
+    """The same for an island that `folded_weight` takes. `free`: a value number that nothing has. Raises NotLowerableError."""
+    (dot,) = every(Dot, tuple(o.node for o in traced.outputs))
+    if len(dot.shape) != 2:
+        raise NotLowerableError("a batch of products whose weights are made from few bits")
+    (k, n), dtype = dot.right.shape, str(dot.right.dtype).removeprefix("torch.")
+    weight = schedule_operand(Output(free, dot.right, TensorSpec(dtype, (k, n), (n, 1), "cuda")))
+    product = product_with(dot, Operand(free, 1, n))
+    return Parts(traced, dot, product, schedule_tail(traced.outputs, dot), weight)
 
 
 def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> Kernel:
@@ -100,8 +110,9 @@ def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> 
     _check_method(schedule, product)
     masks = product.m % schedule.rows != 0, product.n % schedule.columns != 0
     reads, writes = values_of(parts.tail)
-    values = tuple(dict.fromkeys((product.left.value, product.right.value, *reads, *writes)))
-    lines = [line for line in _main_loop(product, schedule).splitlines() if line.strip()]
+    right = values_of(parts.weight)[0] if parts.weight is not None else (product.right.value,)
+    values = tuple(dict.fromkeys((product.left.value, *right, *reads, *writes)))
+    lines = [line for line in _main_loop(product, schedule, parts.weight).splitlines() if line.strip()]
     if masks[0]:
         lines.append(f"    row_ok = (m < {product.m})[:, None]")
     if masks[1]:
@@ -122,7 +133,7 @@ def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> 
 
 def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
     """The product alone, into scratch value `scratch`, a plane for each of `split` pieces; and the outputs made of those planes."""
-    product, shape = parts.product, (split, *parts.dot.shape)
+    shape = (split, *parts.dot.shape)
     spec = TensorSpec("float32", shape, row_major(shape), "cuda")
     plane = Dot(parts.dot.shape, torch.float32, parts.dot.left, parts.dot.right)
     alone = Output(scratch, plane, replace(spec, shape=shape[1:], strides=spec.strides[1:]))
@@ -131,7 +142,7 @@ def split_outputs(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[
     for piece in range(1, split):
         total = pointwise("({0} + {1})", total, _plane(leaf, piece), dtype=torch.float32)
     outputs = tuple(replace(o, node=replaced(o.node, {parts.dot: _typed(total, parts.dot.dtype)})) for o in parts.traced.outputs)
-    return Parts(parts.traced, plane, product, schedule_tail((alone,), plane)), outputs, spec
+    return replace(parts, dot=plane, tail=schedule_tail((alone,), plane)), outputs, spec
 
 
 def split_as_batch(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple[Output, ...], TensorSpec]:
@@ -153,10 +164,7 @@ def folded(parts: Parts) -> tuple[Output, ...]:
 
 
 def folded_weight(traced: Trace) -> tuple[Output, ...]:
-    """The same for a product whose right operand is made in the island (from few bits); () where it lies in memory.
-
-    Only a fold reads what it multiplies once. Raises NotLowerableError for what is no such product.
-    """
+    """The same for a product whose right operand is made in the island (from few bits); () where it lies in memory."""
     dots = every(Dot, tuple(o.node for o in traced.outputs))
     if len(dots) != 1 or isinstance(_below_views(dots[0].right), Leaf) or not isinstance(_below_views(dots[0].left), Leaf):
         return ()
@@ -207,7 +215,18 @@ def _tiles(product: Product, schedule: Schedule) -> int:
     return product.batch * math.ceil(product.m / schedule.rows) * math.ceil(product.n / schedule.columns)
 
 
-def _main_loop(product: Product, schedule: Schedule) -> str:
+def _made_tile(weight: Nest, product: Product, schedule: Schedule, *, ragged: bool) -> str:
+    """Lines that make a tile of the right operand: each is read again for every band of `rows`, from the L2."""
+    n = f"(n % {product.n})" if product.n % schedule.columns else "n"
+    lines = ["row = k[:, None]", *[f"row_ok = (k < {product.k})[:, None]"] * ragged, f"column = {n}[None, :]"]
+    lines += triton_tail(weight, schedule.depth, schedule.columns, (ragged, False))[:-1]
+    made = weight.statements[-1].needs[0].name
+    kind = str(product.dtype).removeprefix("torch.")
+    lines.append(f"y = tl.where(row_ok, {made}, 0.0).to(tl.{kind})" if ragged else f"y = {made}.to(tl.{kind})")
+    return "".join(f"        {line}\n" for line in lines)
+
+
+def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str:
     length = math.ceil(product.k / schedule.split / schedule.depth) * schedule.depth
     ragged = product.k % schedule.depth != 0
     high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
@@ -233,7 +252,8 @@ def _main_loop(product: Product, schedule: Schedule) -> str:
         **_operand_words("LEFT", product.left),
         **_operand_words("RIGHT", product.right),
     }
-    text = _BODY
+    text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
+    text = text.replace("RIGHT_TILE", _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged))
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, str(words[word]))
     return text

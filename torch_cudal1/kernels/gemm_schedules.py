@@ -16,7 +16,7 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.plan import Proposal, shared_limit
 from torch_cudal1.kernels.products import Product, streamed
 
-__all__ = ["FP32_METHODS", "METHODS", "Schedule", "in_order", "read", "schedules"]
+__all__ = ["FP32_METHODS", "METHODS", "Schedule", "in_order", "read", "schedules", "tiles_only"]
 
 _SMS, _BYTES_PER_S, _LAUNCH_S = 132, 4.0e12, 3e-6  # H200; elsewhere only ratios matter, and the judge measures
 
@@ -141,6 +141,12 @@ def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int
     """
     found = [s for name in METHODS if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
     return in_order(product, found)[:most]
+
+
+def tiles_only(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
+    """As `schedules`, of methods that move no operand before they begin and fold no row."""
+    names = [name for name in METHODS if name not in _PACKED and name != "fold" and _may_serve(name, product, sm, rights)]
+    return in_order(product, (s for name in names for s in _of_method(name, product, sm)))[:most]
 
 
 def in_order(product: Product, found: Iterable[Schedule]) -> tuple[Schedule, ...]:

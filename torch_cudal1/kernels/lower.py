@@ -13,8 +13,8 @@ import torch
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.attention import attended, attentions
 from torch_cudal1.kernels.conv import convolved, proposals
-from torch_cudal1.kernels.gemm import folded, folded_weight, parts_of, split_as_batch, split_outputs, tiled
-from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules
+from torch_cudal1.kernels.gemm import folded, folded_weight, parts_from_few_bits, parts_of, split_as_batch, split_outputs, tiled
+from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules, tiles_only
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
@@ -30,6 +30,7 @@ __all__ = ["Cubin", "Lowered", "assemble", "lower", "propose"]
 _HIDDEN = (LaunchArg("null"), LaunchArg("null"))  # Triton's scratch pointers
 _MAX_GRID = 2**31 - 1
 _FOLDS = 2  # tiles tried for a product with few columns
+_FOLDED_ROWS, _FOLDS_FIRST = 16, 4  # of the other operand, where the weight is made from few bits
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
         if traced.family == "attention":
             return _that_lower(program, traced, attentions(traced, rights, most))
         if traced.family == "gemm" and (outputs := folded_weight(traced)):
-            return _that_lower(program, traced, _folds(outputs))
+            return _that_lower(program, traced, _from_few_bits(program, traced, outputs, sm, rights, most))
         if traced.family == "gemm":
             return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
         found = _that_lower(program, traced, (Proposal(traced.family, config) for config in tiles(first_nest(traced.outputs))))
@@ -132,6 +133,18 @@ def _products(program: Program, traced: Trace, chosen: Iterable[Schedule]) -> tu
     return _that_lower(program, traced, found)
 
 
+def _from_few_bits(
+    program: Program, traced: Trace, sums: tuple[Output, ...], sm: int, rights: Collection[str], most: int
+) -> list[Proposal]:
+    """Folds read the weight once for each row of the other operand, tiles compute it once for each band of rows."""
+    product = parts_from_few_bits(traced, program.value_count).product
+    tiled_ones = [one.proposal() for one in tiles_only(product, sm, rights, most)]
+    if product.m > _FOLDED_ROWS:
+        return tiled_ones
+    folds = _folds(sums)
+    return (folds + tiled_ones if product.m <= _FOLDS_FIRST else tiled_ones[: most - len(folds)] + folds)[:most]
+
+
 def _folds(outputs: tuple[Output, ...]) -> list[Proposal]:
     return [Proposal("gemm", {"method": "fold", **config}) for config in tiles(schedule(outputs))[:_FOLDS]]
 
@@ -155,20 +168,24 @@ def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lower
         rest = {name: value for name, value in proposal.config.items() if name != "method"}
         sums = folded_weight(traced) or folded(parts_of(traced))
         return lower(program, Proposal("reduction", rest), traced=Trace(sums, traced.leaves, "reduction"))
-    parts, first = parts_of(traced), program.value_count
+    first = program.value_count
+    made = bool(folded_weight(traced))
+    parts = parts_from_few_bits(traced, first + 2) if made else parts_of(traced)
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     outputs = {o.value: o.spec for o in traced.outputs}
     in_pieces = one.method.startswith("packed")
+    if in_pieces and made:
+        raise NotLowerableError(f"method {one.method} for a weight that does not lie in memory")
     if one.split == 1:
         kernels, scratch = packed(parts, proposal, first) if in_pieces else ((tiled(parts, proposal, specs),), {})
         return Lowered(kernels, outputs | scratch)
-    alone, made, spec = (split_as_batch if in_pieces else split_outputs)(parts, one.split, first)
+    alone, combined, spec = (split_as_batch if in_pieces else split_outputs)(parts, one.split, first)
     specs[first] = spec
-    tail = schedule(made)
+    tail = schedule(combined)
     config = Proposal("elementwise", tiles(tail)[0])
-    combined = _lowered(((tail, tile_of(tail, config), config.number("warps", 4)),), traced, specs)
+    last = _lowered(((tail, tile_of(tail, config), config.number("warps", 4)),), traced, specs)
     kernels, scratch = packed(alone, proposal, first + 1) if in_pieces else ((tiled(alone, proposal, specs),), {})
-    return Lowered((*kernels, *combined.kernels), {first: spec} | scratch | dict(combined.written))
+    return Lowered((*kernels, *last.kernels), {first: spec} | scratch | dict(last.written))
 
 
 def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: Mapping[int, TensorSpec]) -> Lowered:

@@ -1,8 +1,8 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
 `product_of` reads off the one product an island is made around. Operands are tensors in any layout, views of them included; an
-operand that must be computed first is refused, since the product would compute it once for every tile (`gemm.folded_weight` takes
-weights of few bits). How a product is computed is `gemm`'s.
+operand that must be computed first is refused, since the product would compute it once for every tile (`gemm` does so for weights
+of few bits). How a product is computed is `gemm`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, every, p
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["HANDLERS", "Operand", "Product", "product_of", "streamed"]
+__all__ = ["HANDLERS", "Operand", "Product", "product_of", "product_with", "streamed"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -75,13 +75,17 @@ def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     dots = every(Dot, outputs)
     if len(dots) != 1:
         raise NotLowerableError(f"{len(dots)} matrix products in one island")
-    dot = dots[0]
+    return dots[0], product_with(dots[0])
+
+
+def product_with(dot: Dot, right: Operand | None = None) -> Product:
+    """The product `dot`; `right`: its right operand where that is not in memory. Raises NotLowerableError as `product_of`."""
     batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
     (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
     atoms = Atom(0, batch), Atom(1, m), Atom(2, k), Atom(3, n)
     left = _operand(dot.left, (atoms[0], atoms[1], atoms[2]), atoms[1], atoms[2])
-    right = _operand(dot.right, (atoms[0], atoms[2], atoms[3]), atoms[3], atoms[2])
-    return dot, Product(batch, m, n, k, left, right, dot.left.dtype)
+    right = right or _operand(dot.right, (atoms[0], atoms[2], atoms[3]), atoms[3], atoms[2])
+    return Product(batch, m, n, k, left, right, dot.left.dtype)
 
 
 def _operand(node: Node, atoms: tuple[Atom, Atom, Atom], row: Atom, depth: Atom) -> Operand:

@@ -16,7 +16,7 @@ from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural,
 from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Padded, Position, Reduce, Scan, View, sources
 from torch_cudal1.kernels.trace import Output
 
-__all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_tail"]
+__all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_operand", "schedule_tail"]
 
 _MAX_STATEMENTS = 256
 _MAX_CUTS = 16
@@ -145,6 +145,17 @@ def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
         raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
     column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
     return _built(outputs, [(size, dim == column) for dim, size in enumerate(dot.shape)])
+
+
+def schedule_operand(operand: Output) -> Nest:
+    """A matrix that is made for each tile of a product: its rows are k, its columns the product's; none is merged.
+
+    Raises NotLowerableError where making it takes a reduction or a product.
+    """
+    if reductions_of((operand.node,)) or scans_of((operand.node,)):
+        raise NotLowerableError("an operand made by a reduction: a product would repeat it for every tile")
+    rows, columns = operand.node.shape
+    return _built((operand,), [(rows, False), (columns, True)])
 
 
 def _built(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:
