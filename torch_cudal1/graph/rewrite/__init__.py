@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES
 from torch_cudal1.graph.rewrite.apply import Rewritten, rewrite
+from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES
 from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES
 from torch_cudal1.graph.rewrite.fusion_rules import FUSION_RULES
 from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES
@@ -23,5 +24,6 @@ RULES: tuple[Rule, ...] = (
     *REDUCTION_RULES,
     *ALGEBRA_RULES,
     *TRIANGULAR_RULES,
+    *ATTENTION_RULES,
     *FUSION_RULES,
 )

@@ -1,0 +1,101 @@
+"""Fused attention of wide heads as two products: the same values, only where nothing else is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_cudal1.graph.rewrite import attention_rules, rewrite
+from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES as RULES
+
+from .helpers import capture, close_to_float64, ops
+
+CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+@pytest.fixture
+def of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule for the operator that this machine can run, from heads of 17."""
+    monkeypatch.setattr(attention_rules, "_FUSED", (CPU,))
+    monkeypatch.setattr(attention_rules, "_LEAST_DEPTH", 17)
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+@pytest.mark.usefixtures("of_the_cpu")
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_wide_heads_become_two_products_with_the_same_values_and_layout(scale: float | None, turned: bool) -> None:
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v)) if turned else (q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+    shapes = ((2, 7, 3, 40), (2, 9, 3, 40), (2, 9, 3, 40)) if turned else ((2, 3, 7, 40), (2, 3, 9, 40), (2, 3, 9, 40))
+    inputs = [heads(*shape) for shape in shapes]
+    gm = capture(attended, *inputs)
+    assert str(CPU).removeprefix("aten.") in ops(gm)
+    out = rewrite(gm, RULES, assume_finite=False)
+    assert out.techniques == ("attention_in_products",)
+    assert ops(out.gm)["bmm.default"] == 2
+    assert str(CPU).removeprefix("aten.") not in ops(out.gm)
+    close_to_float64(out.gm, attended, *inputs)
+
+
+REFUSED: dict[str, Any] = {
+    "narrow heads": (lambda q, k, v: F.scaled_dot_product_attention(q[..., :16], k[..., :16], v), torch.float32),
+    "a mask": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=q[..., :7] > 0), torch.float32),
+    "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), torch.float32),
+    "half": (F.scaled_dot_product_attention, torch.bfloat16),
+}
+
+
+@pytest.mark.usefixtures("of_the_cpu")
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_else_stays(name: str) -> None:
+    function, dtype = REFUSED[name]
+    gm = capture(function, *(heads(2, 3, 7, 40, dtype=dtype) for _ in range(3)))
+    assert rewrite(gm, RULES, assume_finite=False).techniques == ()
+
+
+@pytest.mark.usefixtures("of_the_cpu")
+def test_scores_that_would_fill_the_memory_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = capture(F.scaled_dot_product_attention, *(heads(2, 3, 7, 40) for _ in range(3)))
+    monkeypatch.setattr(attention_rules, "_MOST_SCORES", 2 * 3 * 7 * 7 - 1)
+    assert rewrite(gm, RULES, assume_finite=False).techniques == ()
+
+
+def on_a_gpu(*, logsumexp: bool) -> fx.GraphModule:
+    """What PyTorch makes of fp32 attention there; traced on tensors without memory."""
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, logsumexp)
+        return (found[0], found[1]) if logsumexp else found[0]
+
+    with FakeTensorMode() as mode:
+        inputs = [mode.from_tensor(torch.empty(2, 3, 7, 200, device="meta")) for _ in range(3)]
+        for fake in inputs:
+            fake.fake_device = torch.device("cuda", 0)
+        return make_fx(attended, tracing_mode="real")(*inputs)
+
+
+def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:
+    gm = on_a_gpu(logsumexp=False)
+    (fused,) = (node for node in gm.graph.nodes if node.target is EFFICIENT)
+    before = next(iter(fused.users)).meta["val"]
+    out = rewrite(gm, RULES, assume_finite=False)
+    assert out.techniques == ("attention_in_products",)
+    (result,) = (node.args[0] for node in out.gm.graph.nodes if node.op == "output")
+    assert (result.meta["val"].shape, result.meta["val"].stride()) == (before.shape, before.stride())
+
+
+def test_what_training_keeps_for_its_backward_stays_with_the_operator() -> None:
+    assert rewrite(on_a_gpu(logsumexp=True), RULES, assume_finite=False).techniques == ()
