@@ -75,6 +75,16 @@ def test_any_two_numbers_come_to_an_end_and_to_a_number(kind: str, order: float,
 
 
 @pytest.mark.parametrize("kind", EXACT)
+def test_numbers_of_every_size_come_to_a_number(kind: str) -> None:
+    sizes = torch.pow(10.0, torch.linspace(-323, 300, 90, dtype=F64))
+    orders = torch.cat([torch.zeros(1, dtype=F64), sizes])
+    found = EXACT[kind][0](orders[:, None], sizes)
+    assert not found.isnan().any()
+    steps = found.diff(dim=1) / (1 + found.abs()[:, 1:])
+    assert (steps if kind == "i" else -steps).min() > -1e-13  # both are monotonic in x
+
+
+@pytest.mark.parametrize("kind", EXACT)
 def test_numbers_at_the_end_of_float64_come_to_an_end(kind: str) -> None:
     ends = torch.tensor([5e-324, 1e-310, 1e305, 1.7e308], dtype=F64)
     assert EXACT[kind][0](ends[:, None], ends).shape == (4, 4)

@@ -32,6 +32,7 @@ SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 15
 SURE_BELOW = 2**-6  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
 FOLLOWED = 2**-20  # below this width differences near the peak are round-off
 _NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
+_FAR = 600.0  # beyond it exp() leaves float64
 _SHIFT = 8
 
 
@@ -99,18 +100,19 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order < math.inf)
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     r = torch.hypot(v, at)
-    gap = at * (at / (r + v))  # r - v
+    gap, log_gap = at * (at / (r + v)), 2 * torch.log(at) - torch.log(r + v)  # of r - v
     width = torch.rsqrt(r)
 
     def exponent(d: Tensor) -> Tensor:
         rise = 2 * torch.sinh(d / 2) ** 2
-        return torch.where(d > 0, -r * rise - v * (torch.sinh(d) - d), -gap * rise + v * (d - torch.expm1(d)))
+        before = torch.where(d < -_FAR, torch.exp(log_gap - d - math.log(2)), gap * rise)
+        return torch.where(d > 0, -r * rise - v * torch.clamp_max(torch.sinh(d) - d, 1e300), v * (d - torch.expm1(d)) - before)
 
     def near(sign: int) -> Tensor:
         return torch.where(_ended(exponent(sign * _NEAR * width), width), _NEAR * width, math.inf)
 
     after = torch.minimum(near(1), _reach(r, torch.log(r)))
-    reach = _reach(gap, 2 * torch.log(at) - torch.log(r + v))
+    reach = _reach(gap, log_gap)
     before = torch.minimum(near(-1), torch.minimum(LAST_EXPONENT / v + 1, reach))
     ratio = (v + r) / at
     logarithm = torch.where(ratio < math.inf, torch.log(ratio), torch.log(v + r) - torch.log(at))
