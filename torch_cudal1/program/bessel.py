@@ -75,7 +75,9 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order >= 0) & (order < math.inf)
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     a = 2 * v + 1
-    t = at / (a / 2 + torch.hypot(a / 2, at))  # tanh of the peak's place
+    whole = a / 2 + torch.hypot(a / 2, at)
+    t = at / whole  # tanh of the peak's place
+    log_t = torch.where(t > 1e-300, torch.log(t), torch.log(at) - torch.log(whole))
     width = torch.rsqrt(a * (1 + t * t))
 
     def exponent(d: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def _log_i(order: Tensor, x: Tensor) -> Tensor:
     z = v + 0.5
     gamma = (z + _SHIFT - 0.5) * torch.log1p(_SHIFT / z) - _log_product(z) - (z + _SHIFT) + 0.5 * math.log(2 * math.pi)
     gamma = gamma + _series(z + _SHIFT)  # log Gamma(z) - (z - 1/2) log z
-    peak = v * torch.log(t) + 0.5 * torch.log(a * (t / at)) + at * t - gamma - 0.5 * math.log(math.pi)
+    peak = v * log_t + 0.5 * torch.log(a / whole) + at * t - gamma - 0.5 * math.log(math.pi)
     found = peak + torch.log(_summed(exponent, before, after, width))
     edge = torch.where(x == 0, torch.where(order == 0, 0.0, -math.inf), torch.where(x == math.inf, math.inf, -math.inf))
     edge = torch.where((order == math.inf) & (x == math.inf), math.nan, edge)
