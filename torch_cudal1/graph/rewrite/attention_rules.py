@@ -57,7 +57,7 @@ def _erase_unread(node: fx.Node) -> None:
 
 
 def _is_result(user: fx.Node) -> bool:
-    return user.target is operator.getitem and user.args[1] == 0
+    return bool(user.target is operator.getitem and user.args[1] == 0)
 
 
 def _in_products(graph: fx.Graph, query: fx.Node, key: fx.Node, value: fx.Node, scale: float | None) -> fx.Node:
