@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.execute import interpret, prepare
+from torch_cudal1.program.operator import unaligned_values, value_specs
 
 CPU = torch.device("cpu")
 
@@ -174,3 +178,52 @@ def test_what_has_no_data_form_is_refused_with_its_reason(name):
     with pytest.raises(NotLowerableError) as caught:
         REFUSED[name]()
     assert len(str(caught.value)) > 10
+
+
+def flash(q, k, v):
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+
+
+def test_numbers_that_nobody_reads_keep_no_graph_out():
+    """Fused attention of half types yields some for its backward; every half-precision transformer on a GPU has it."""
+    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
+    region = lower(graph).region
+    assert [step.target for step in region.program.steps] == ["aten._scaled_dot_product_flash_attention.default", "aten.mul.Tensor"]
+    assert lower(raise_to_fx(region.program)).region.key == region.key
+    specs = value_specs(region.program)
+    assert [specs[out].shape for out in region.program.outputs] == [(2, 3, 16, 64)]
+    assert not unaligned_values(region.program, 16)
+
+
+def test_numbers_that_are_read_still_do():
+    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0], *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
+    (fused,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten._scaled_dot_product_flash_attention.default)
+    (end,) = (node for node in graph.graph.nodes if node.op == "output")
+    with graph.graph.inserting_before(end):  # as in the forward graph of training, which keeps it for the backward
+        longest = graph.graph.call_function(operator.getitem, (fused, 4))
+    end.args = ((end.args[0], longest),)
+    with pytest.raises(NotLowerableError, match="yields a number"):
+        lower(graph)
+
+
+def test_a_program_with_such_a_step_runs():
+    """With a stand-in for the kernel, which the CPU lacks: attention, and what a GPU's yields beside it."""
+
+    def stand_in(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+        nothing = torch.empty(0)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        return out, nothing, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
+
+    given = torch.randn(3, 2, 3, 16, 64).half()
+    graph = graph_on_a_gpu(lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16)
+    program = lower(graph).region.program
+    on_cpu = replace(program, inputs=tuple(replace(one, device="cpu") for one in program.inputs))
+    expected = nn.functional.scaled_dot_product_attention(*given, is_causal=True) * 2
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("_scaled_dot_product_flash_attention", stand_in, "CPU")
+        for made in (prepare(on_cpu, CPU), interpret(on_cpu, CPU)):
+            (found,) = made([given[0], given[1], given[2]])
+            torch.testing.assert_close(found, expected)
+    finally:
+        library._destroy()

@@ -56,6 +56,17 @@ def test_fused_attention_follows_its_formula(causal: bool) -> None:
     assert exact[1] is None  # the log-sum-exp is compared with eager only
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_of_queries_share_keys_as_in_eager(heads: int) -> None:
+    step = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2), 0.0, True), (), (3, 4), many=True)
+    program = Program((spec(2, 4, 7, 8), spec(2, heads, 7, 8), spec(2, heads, 7, 8)), (step,), (3, None))
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 8)
+    exact = exact_outputs(program, [q, k, v], CPU)
+    assert not isinstance(exact, Infeasible)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(exact[0], expected)
+
+
 def test_integers_pass_through_and_strides_are_kept() -> None:
     program = Program((spec(4, 6), spec(3, dtype=torch.int64)), (op("aten.as_strided.default", V(0), (6,), (4,), out=2),), (2, 1))
     x = torch.arange(24.0).reshape(6, 4).t()

@@ -37,6 +37,25 @@ def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
     return Step("aten._scaled_dot_product_efficient_attention.default", args, 4, reference, (("scale", scale),) if scale else ())
 
 
+def _shared(*, causal: bool = False) -> Step:
+    """The operator for half types on CUDA, whose keys and values may have fewer heads than the queries."""
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).contiguous()
+
+    return Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2), 0.0, causal), 9, reference)
+
+
+def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys and values repeated for the heads of the queries, as Llama does, and attention written out."""
+
+    def heads(x: Tensor) -> Tensor:
+        batch, own, length, size = x.shape
+        return x[:, :, None].expand(batch, own, q.shape[1] // own, length, size).reshape(batch, q.shape[1], length, size)
+
+    return torch.softmax(q @ heads(k).transpose(2, 3) * 0.2, -1) @ heads(v)
+
+
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Causal attention of two heads as minGPT writes it."""
     b, t, c = q.shape
@@ -56,6 +75,11 @@ def _three(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return whole[0].clone(), whole[1].clone(), whole[2].clone()
 
 
+def _grouped(batch: int, heads: int, own: int, length: int, size: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
+    shapes = ((batch, heads, length, size), (batch, own, length, size), (batch, own, length, size))
+    return tuple(normal(*shape).to(dtype) for shape in shapes)
+
+
 def _marked() -> tuple[Tensor, ...]:
     q, k, v = _three(1, 2, 70, 16)
     q[0, 0, 3, 2], k[0, 1, 5, 1], v[0, 0, 9, 4] = NAN, INF, NAN
@@ -71,6 +95,10 @@ CASES: dict[str, Case] = {
     "heads inside rows": (_fused(), tuple(part.transpose(1, 2) for part in _three(2, 70, 3, 16))),  # type: ignore[dict-item]
     "NaN and infinity": (_fused(), _marked()),
     "written out, causal": (written_out, (*_three(2, 70, 32), torch.tril(torch.ones(1, 1, 128, 128)))),
+    "four heads of queries for one of keys": (_shared(), _grouped(2, 8, 2, 70, 40)),
+    "two, causal": (_shared(causal=True), _grouped(2, 4, 2, 130, 24)),
+    "one head of keys": (_shared(), _grouped(1, 3, 1, 33, 16)),
+    "keys that are repeated": (repeated, _grouped(2, 6, 3, 70, 24, dtype=torch.float32)),
     "relu": (with_relu, _three(3, 70, 20)),
     "epilogue": (lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r, (*_three(3, 70, 20), normal(3, 70, 20))),
 }

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare_attention import CASES, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lower import lower
@@ -130,3 +132,41 @@ def test_written_out_attention_is_one_island_and_splices_back() -> None:
 def test_attention_of_long_queries_or_without_products_stays_in_parts() -> None:
     assert all(targets(i.region).count("bmm") < 2 for i in partition(whole(inner=512), products=True).islands)
     assert all("bmm" not in targets(i.region) for i in partition(whole()).islands)
+
+
+def heads_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """What a graph holds of Hugging Face's `repeat_kv`."""
+    aten = torch.ops.aten
+    batch, own, length, size = x.shape
+    wide = aten.expand(aten.unsqueeze(x, 2), [batch, own, times, length, size])
+    return aten._unsafe_view(aten.clone(wide, memory_format=torch.contiguous_format), [batch, own * times, length, size])
+
+
+def fused_on_a_gpu(*, times: int, also: bool = False) -> Region:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        keys, values = (heads_repeated(x, times) if times > 1 else x for x in (k, v))
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, True)[0] * 2
+        return (out, keys) if also else out
+
+    return lower_graph(graph_on_a_gpu(model, (2, 8, 70, 40), (2, 2, 70, 40), (2, 2, 70, 40), dtype=torch.float16)).region
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_fused_operator_reads_the_few_heads_of_keys_that_there_are(times: int) -> None:
+    region = fused_on_a_gpu(times=times)
+    (island,) = (i for i in partition(region, products=True).islands if "_scaled_dot_product_flash_attention" in targets(i.region))
+    assert sorted(spec.shape for spec in island.region.program.inputs) == [(2, 2, 70, 40), (2, 2, 70, 40), (2, 8, 70, 40)]
+    assert len(propose(island.region.program, 90)) >= 2
+
+
+def test_repeated_keys_that_something_else_reads_are_written_once() -> None:
+    region = fused_on_a_gpu(times=4, also=True)
+    (island,) = (i for i in partition(region, products=True).islands if "_scaled_dot_product_flash_attention" in targets(i.region))
+    assert sorted(spec.shape for spec in island.region.program.inputs) == [(2, 2, 70, 40), (2, 8, 70, 40), (2, 8, 70, 40)]
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    given = (torch.zeros(1, 6, 70, 16).half(), *(torch.zeros(1, 4, 70, 16).half(),) * 2)
+    step = Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2)), 9, lambda *_: None)
+    with pytest.raises(NotLowerableError, match="1 x 4 heads for queries of 1 x 6"):
+        lower(step.program(given, "cuda"), Proposal("attention", {}))

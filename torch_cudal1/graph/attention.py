@@ -5,7 +5,8 @@
     k ─┘
 
 What is found has no other use of anything inside, so one kernel may stand for all of it. Copies that only change the layout of an
-operand or of the result belong to it. Nothing is decided about speed.
+operand or of the result belong to it. So do, before one of PyTorch's fused operators, the steps that repeat keys and values for
+several heads of queries: a kernel reads the few there are. Nothing is decided about speed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
 
-__all__ = ["chains"]
+__all__ = ["FUSED", "chains"]
+
+FUSED = frozenset(f"aten._scaled_dot_product_{name}_attention.default" for name in ("efficient", "flash", "cudnn"))
 
 _BMM = "aten.bmm.default"
 _LAYOUT = frozenset(
@@ -48,14 +51,23 @@ class _Uses:
 
 
 def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the steps of each written-out attention, in order. `specs`: of all values."""
-    if sum(_is(step, _BMM) for step in program.steps) < 2:
+    """Positions of the steps of each written-out attention, and of each fused one that repeats its keys, in order.
+
+    `specs`: of all values.
+    """
+    if sum(_is(step, _BMM) for step in program.steps) < 2 and not any(
+        isinstance(s, Aten) and s.target in FUSED for s in program.steps
+    ):
         return ()
     uses = _uses(program)
     found: list[tuple[int, ...]] = []
     taken: set[int] = set()
     for position, step in enumerate(program.steps):
-        inside = _chain(position, uses, specs) if _is(step, _BMM) and position not in taken else set()
+        inside: set[int] = set()
+        if _is(step, _BMM) and position not in taken:
+            inside = _chain(position, uses, specs)
+        elif isinstance(step, Aten) and step.target in FUSED:
+            inside = _with_repeats(position, step, uses, specs)
         if inside and not inside & taken:
             taken |= inside
             found.append(tuple(sorted(inside)))
@@ -89,6 +101,24 @@ def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
         _take_layout_before(operand, uses, inside)
     _take_layout_after(last, uses, inside)
     return inside if len(inside) <= _MOST_STEPS else set()
+
+
+def _with_repeats(position: int, step: Aten, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    """The fused operator at `position` with the steps that repeat its keys and values; empty where none does."""
+    inside = {position}
+    for operand in step.args[1:3]:
+        assert isinstance(operand, Value)
+        steps: set[int] = {position}
+        _take_layout_before(operand.index, uses, steps)
+        inside |= steps if any(_repeats(uses.steps[one], specs) for one in steps) else set()
+    return inside if 1 < len(inside) <= _MOST_STEPS else set()
+
+
+def _repeats(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    if not _is(step, "aten.expand.default"):
+        return False
+    (source,), (made,) = used_values(step), step_outs(step)
+    return specs[made].numel > specs[source].numel
 
 
 def _operands(step: Step) -> tuple[int, int]:

@@ -132,8 +132,10 @@ class _Writer:
             raise NotLowerableError(f"operator {target} writes to its arguments")
         value = node.meta["val"]
         many = isinstance(value, (tuple, list))
-        for part in value if many else (value,):
-            _check_value(part, node)
+        unread = _unread(node, len(value)) if many else frozenset[int]()
+        for position, part in enumerate(value if many else (value,)):
+            if position not in unread or isinstance(part, torch.Tensor):
+                _check_value(part, node)
         count = len(value) if many else 1
         outs = tuple(range(self._next, self._next + count))
         self._next += count
@@ -194,6 +196,12 @@ class _Writer:
 
 def _random(node: fx.Node) -> bool:
     return node.target.namespace in ("aten", "prims") and is_random(name_of(node.target), node.args, node.kwargs)  # type: ignore[union-attr]
+
+
+def _unread(node: fx.Node, count: int) -> frozenset[int]:
+    """Positions of results that nobody takes: those of fused attention for its backward are numbers among them."""
+    taken = {user.args[1] for user in node.users if user.users and user.target is operator.getitem}
+    return frozenset(range(count)) - taken
 
 
 def _postorder(root: fx.Node) -> Iterator[fx.Node]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.graph import dequantised
-from torch_cudal1.graph.attention import chains
+from torch_cudal1.graph.attention import FUSED, chains
 from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
@@ -31,8 +31,7 @@ from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "starts_island", "with_inputs"]
 
-_ATTENTION = tuple(f"_scaled_dot_product_{name}_attention" for name in ("efficient", "flash", "cudnn"))
-_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", *_ATTENTION))
+_PRODUCTS = FUSED | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so

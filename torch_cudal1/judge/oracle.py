@@ -193,6 +193,8 @@ def _attention(bound: Mapping[str, Any]) -> torch.Tensor:
     query, key, value = bound["query"], bound["key"], bound["value"]
     if bound.get("dropout_p", 0.0):
         raise NotImplementedError("attention with dropout")
+    if query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1:  # neighbouring queries share a head
+        key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
     scale = bound.get("scale")
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     bias = next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)

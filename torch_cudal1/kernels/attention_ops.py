@@ -9,7 +9,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import softmax
-from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, constant, pointwise, reshape, sources
+from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
 from torch_cudal1.program.model import TensorSpec
@@ -45,8 +45,9 @@ def _fused(names: tuple[str, ...]) -> Handler:
         given = dict(zip(names, args[3:], strict=False))
         if given.get("bias") is not None:
             raise NotLowerableError("a bias may mask a whole row, of which PyTorch's operators make different things")
-        if given.get("dropout") or len(query.shape) != 4 or query.shape[:2] != key.shape[:2] or query.dtype != key.dtype:
-            raise NotLowerableError("attention with dropout, or whose keys have other heads or another type")
+        if given.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
+            raise NotLowerableError("attention with dropout, or whose keys have another type")
+        key, value = (_for_each_head(one, query) for one in (key, value))
         scores = _scores(query, key, kwargs.get("scale"))
         causal = bool(given.get("causal"))
         if causal:
@@ -62,6 +63,15 @@ def _fused(names: tuple[str, ...]) -> Handler:
         return reshape(made, outs[0].shape), *(None for _ in outs[1:])
 
     return handle
+
+
+def _for_each_head(node: Node, query: Node) -> Node:
+    """Keys or values of as many heads as the queries: neighbouring queries share one (grouped and multi-query attention)."""
+    (batch, heads), (its, own) = query.shape[:2], node.shape[:2]
+    if its != batch or heads % own:
+        raise NotLowerableError(f"keys or values of {its} x {own} heads for queries of {batch} x {heads}")
+    shared = reshape(node, (batch, own, 1, *node.shape[2:]))
+    return reshape(broadcast(shared, (batch, own, heads // own, *node.shape[2:])), (batch, heads, *node.shape[2:]))
 
 
 def _scores(query: Node, key: Node, scale: float | None) -> Node:

@@ -60,6 +60,7 @@ _IN_RANGE = frozenset(  # bytes stay bytes
         ),
     }
 )
+_NO_TENSOR = TensorSpec("int64", (), (), "cpu")  # of a number or an empty result, which no handler has an expression for
 _MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
 
 
@@ -98,7 +99,7 @@ def trace(program: Program) -> Trace:
             family, handler, name = _handler(step.target)
             families.add(family)
             results = _run_fake(step, fakes, mode)
-            outs = tuple(TensorSpec.of(result) for result in results)
+            outs = tuple(TensorSpec.of(result) if isinstance(result, torch.Tensor) else _NO_TENSOR for result in results)
             args = tuple(_bind(arg, nodes) for arg in step.args)
             made = handler(args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs)
             made = made if name in _IN_RANGE else tuple(map(_wrapped, made))

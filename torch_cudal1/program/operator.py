@@ -43,7 +43,7 @@ def run_operator() -> torch._ops.OpOverload:
 def output_specs(program: Program) -> list[TensorSpec | None]:
     """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or allocated."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        return [None if out is None else TensorSpec.of(out) for out in _fake_run(program)]
+        return [TensorSpec.of(out) if isinstance(out, torch.Tensor) else None for out in _fake_run(program)]
 
 
 def value_specs(program: Program) -> dict[int, TensorSpec]:
@@ -58,7 +58,7 @@ def unaligned_values(program: Program, alignment: int) -> frozenset[int]:
     seen = replace(program, outputs=tuple(range(program.value_count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values = enumerate(_fake_run(seen))
-        return frozenset(i for i, t in values if t is not None and t.storage_offset() * t.element_size() % alignment)
+        return frozenset(i for i, t in values if isinstance(t, torch.Tensor) and t.storage_offset() * t.element_size() % alignment)
 
 
 def _fake_run(program: Program) -> list[torch.Tensor | None]:

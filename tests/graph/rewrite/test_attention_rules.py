@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.fx as fx
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.graph.rewrite import attention_rules, rewrite
 from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES as RULES
 
@@ -80,11 +79,7 @@ def on_a_gpu(*, logsumexp: bool) -> fx.GraphModule:
         found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, logsumexp)
         return (found[0], found[1]) if logsumexp else found[0]
 
-    with FakeTensorMode() as mode:
-        inputs = [mode.from_tensor(torch.empty(2, 3, 7, 200, device="meta")) for _ in range(3)]
-        for fake in inputs:
-            fake.fake_device = torch.device("cuda", 0)
-        return make_fx(attended, tracing_mode="real")(*inputs)
+    return graph_on_a_gpu(attended, *[(2, 3, 7, 200)] * 3)
 
 
 def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:
