@@ -16,6 +16,8 @@ OUTPUT_SHAPES = {
     "vit_b16": (2, 10),
     "unet": (2, 4, 32, 32),
     "resnet50": (2, 10),
+    "llama_bf16": (2, 16, 32),
+    "bert_base_bf16": (2, 16, 9),
 }
 # (parameters, input shape) of the published models. ResNet-50 and ViT-B/16: torchvision's documented counts, with 1000 classes.
 # BERT-base: 109,482,240 with the pooler (590,592), which a token classifier lacks, plus 9 classes of 768 weights and a bias.
@@ -70,6 +72,15 @@ def test_equal_calls_build_equal_models_and_leave_the_generator_alone(name: str)
         torch.equal(a, b) for a, b in zip(first.module.state_dict().values(), second.module.state_dict().values(), strict=True)
     )
     assert torch.equal(first.inputs[0], second.inputs[0])
+
+
+def test_models_of_half_types_are_whole_in_them() -> None:
+    """One tensor of float32 on the way, and PyTorch's fused attention of half types is never asked."""
+    for name in ("llama_bf16", "bert_base_bf16"):
+        workload = build(name, sizes="small", device="cpu")
+        assert {t.dtype for t in workload.module.state_dict().values() if t.is_floating_point()} == {torch.bfloat16}
+        with torch.no_grad():
+            assert workload.module(*workload.inputs).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", list(FULL))

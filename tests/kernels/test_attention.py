@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import cudal1
 from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare_attention import CASES, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
+from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.partition import partition, splice
@@ -170,3 +173,27 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     step = Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2)), 9, lambda *_: None)
     with pytest.raises(NotLowerableError, match="1 x 4 heads for queries of 1 x 6"):
         lower(step.program(given, "cuda"), Proposal("attention", {}))
+
+
+class Attended(nn.Module):
+    """Four heads of queries for each of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.shared = nn.Linear(256, 256), nn.Linear(256, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [one.unflatten(-1, (-1, 32)).transpose(1, 2) for one in (self.project(x), *self.shared(x).chunk(2, -1))]
+        return nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(dtype: torch.dtype, tmp_path: Path) -> None:
+    module, x = Attended().cuda().to(dtype).eval(), torch.randn(2, 512, 256, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        (region,) = captured_regions(module, (x,))
+        assert any("_scaled_dot_product" in target for target in targets(region))
+        served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=10.0, strictness="error")
+        torch.testing.assert_close(served(x), module(x), rtol=2e-2, atol=2e-2)
