@@ -36,9 +36,10 @@ from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["Parts", "folded", "folded_weight", "parts_from_few_bits", "parts_of", "split_as_batch", "split_outputs", "tiled"]
+__all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 
 _INT32_REACH = 2**31 - 1
+_NOWHERE = -1  # the number of an operand that is in no memory
 _PRECISION = {
     "bf16x6": ', input_precision="bf16x6"',
     "tf32x3": ', input_precision="tf32x3"',
@@ -88,20 +89,23 @@ class Parts:
 
 
 def parts_of(traced: Trace) -> Parts:
-    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise steps after it."""
-    dot, product = product_of(tuple(o.node for o in traced.outputs))
-    return Parts(traced, dot, product, schedule_tail(traced.outputs, dot))
+    """Take an island apart. Raises NotLowerableError when it is not one product with element-wise steps after it.
 
-
-def parts_from_few_bits(traced: Trace, free: int) -> Parts:
-    """The same for an island that `folded_weight` takes. `free`: a value number that nothing has. Raises NotLowerableError."""
-    (dot,) = every(Dot, tuple(o.node for o in traced.outputs))
-    if len(dot.shape) != 2:
-        raise NotLowerableError("a batch of products whose weights are made from few bits")
-    (k, n), dtype = dot.right.shape, str(dot.right.dtype).removeprefix("torch.")
-    weight = schedule_operand(Output(free, dot.right, TensorSpec(dtype, (k, n), (n, 1), "cuda")))
-    product = product_with(dot, Operand(free, 1, n))
+    Its right operand may be made in the island (from few bits); what else is computed first is refused.
+    """
+    nodes = tuple(o.node for o in traced.outputs)
+    dots = every(Dot, nodes)
+    if len(dots) == 1 and len(dots[0].shape) == 2 and not isinstance(_below_views(dots[0].right), Leaf):
+        dot, weight = dots[0], _made(dots[0].right)
+        product = product_with(dot, Operand(_NOWHERE, 1, dot.right.shape[1]))
+    else:
+        (dot, product), weight = product_of(nodes), None
     return Parts(traced, dot, product, schedule_tail(traced.outputs, dot), weight)
+
+
+def _made(right: Node) -> Nest:
+    spec = TensorSpec(str(right.dtype).removeprefix("torch."), right.shape, row_major(right.shape), "cuda")
+    return schedule_operand(Output(_NOWHERE, right, spec))
 
 
 def tiled(parts: Parts, proposal: Proposal, specs: Mapping[int, TensorSpec]) -> Kernel:
@@ -160,31 +164,20 @@ def split_as_batch(parts: Parts, split: int, scratch: int) -> tuple[Parts, tuple
 
 def folded(parts: Parts) -> tuple[Output, ...]:
     """The outputs with the product as a sum of element-wise products, for the kernels that fold rows."""
-    return _folded(parts.traced, parts.dot)
-
-
-def folded_weight(traced: Trace) -> tuple[Output, ...]:
-    """The same for a product whose right operand is made in the island (from few bits); () where it lies in memory."""
-    dots = every(Dot, tuple(o.node for o in traced.outputs))
-    if len(dots) != 1 or isinstance(_below_views(dots[0].right), Leaf) or not isinstance(_below_views(dots[0].left), Leaf):
-        return ()
-    return _folded(traced, dots[0])
-
-
-def _below_views(node: Node) -> Node:
-    while isinstance(node, View):
-        node = node.source
-    return node
-
-
-def _folded(traced: Trace, dot: Dot) -> tuple[Output, ...]:
+    dot = parts.dot
     lead, (m, k), n = dot.shape[:-2], dot.left.shape[-2:], dot.right.shape[-1]
     left = reshape(dot.left, (*lead, m, 1, k))
     turned = _turned(dot.right)
     shape = (*lead, m, n, k)
     both = pointwise("({0} * {1})", broadcast(left, shape), broadcast(turned, shape), dtype=dot.dtype, shape=shape)
     total: Node = reshape(Reduce((*shape[:-1], 1), dot.dtype, "sum", both, (len(shape) - 1,)), dot.shape)
-    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in traced.outputs)
+    return tuple(replace(o, node=replaced(o.node, {dot: total})) for o in parts.traced.outputs)
+
+
+def _below_views(node: Node) -> Node:
+    while isinstance(node, View):
+        node = node.source
+    return node
 
 
 def _turned(right: Node) -> Node:

@@ -16,7 +16,7 @@ from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.plan import Proposal, shared_limit
 from torch_cudal1.kernels.products import Product, streamed
 
-__all__ = ["FP32_METHODS", "METHODS", "Schedule", "in_order", "read", "schedules", "tiles_only"]
+__all__ = ["FP32_METHODS", "METHODS", "TILED", "Schedule", "in_order", "read", "schedules"]
 
 _SMS, _BYTES_PER_S, _LAUNCH_S = 132, 4.0e12, 3e-6  # H200; elsewhere only ratios matter, and the judge measures
 
@@ -130,23 +130,20 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 8, 0, 8, 1),
     ),
 }
+TILED = tuple(_TILES)  # methods that read their operands as they go
 _PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
 _LEAST_STREAMED = 8  # rows of the other operand: below, tiles are almost empty
 
 
-def schedules(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
-    """At most `most` schedules for `product` on `sm`, smallest bound first. `rights`: op classes that may use TF32.
+def schedules(
+    product: Product, sm: int, rights: Collection[str] = (), most: int = 8, methods: Iterable[str] = METHODS
+) -> tuple[Schedule, ...]:
+    """At most `most` schedules of `methods` for `product` on `sm`, smallest bound first. `rights`: op classes that may use TF32.
 
     Of a method the first few should differ in what the bound does not know.
     """
-    found = [s for name in METHODS if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
+    found = [s for name in methods if _may_serve(name, product, sm, rights) for s in _of_method(name, product, sm)]
     return in_order(product, found)[:most]
-
-
-def tiles_only(product: Product, sm: int, rights: Collection[str] = (), most: int = 8) -> tuple[Schedule, ...]:
-    """As `schedules`, of methods that move no operand before they begin and fold no row."""
-    names = [name for name in METHODS if name not in _PACKED and name != "fold" and _may_serve(name, product, sm, rights)]
-    return in_order(product, (s for name in names for s in _of_method(name, product, sm)))[:most]
 
 
 def in_order(product: Product, found: Iterable[Schedule]) -> tuple[Schedule, ...]:

@@ -13,10 +13,11 @@ import torch
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.attention import attended, attentions
 from torch_cudal1.kernels.conv import convolved, proposals
-from torch_cudal1.kernels.gemm import folded, folded_weight, parts_from_few_bits, parts_of, split_as_batch, split_outputs, tiled
-from torch_cudal1.kernels.gemm_schedules import Schedule, read, schedules, tiles_only
+from torch_cudal1.kernels.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
+from torch_cudal1.kernels.gemm_schedules import TILED, Schedule, read, schedules
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.products import Product
 from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
 from torch_cudal1.kernels.schedule import Nest, schedule
 from torch_cudal1.kernels.source import POINTERS, Tile, kernel_source
@@ -67,10 +68,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
         if traced.family == "attention":
             return _that_lower(program, traced, attentions(traced, rights, most))
-        if traced.family == "gemm" and (outputs := folded_weight(traced)):
-            return _that_lower(program, traced, _from_few_bits(program, traced, outputs, sm, rights, most))
         if traced.family == "gemm":
-            return _products(program, traced, schedules(parts_of(traced).product, sm, rights, most))
+            return _products(program, parts_of(traced), sm, rights, most)
         found = _that_lower(program, traced, (Proposal(traced.family, config) for config in tiles(first_nest(traced.outputs))))
         later_splits = [proposal for proposal in found if proposal.number("split", 1) != 1][1:]
         return tuple(proposal for proposal in found if proposal not in later_splits)[:most]
@@ -122,27 +121,21 @@ def assemble(program: Program, lowered: Lowered, cubins: Mapping[str, Cubin]) ->
     return Program(program.inputs, tuple(steps), outputs, program.constants, payloads)
 
 
-def _products(program: Program, traced: Trace, chosen: Iterable[Schedule]) -> tuple[Proposal, ...]:
-    parts = parts_of(traced)
+def _products(program: Program, parts: Parts, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
+    chosen = schedules(parts.product, sm, rights, most) if parts.weight is None else _of_few_bits(parts.product, sm, rights, most)
     found: list[Proposal] = []
     for one in chosen:
-        if one.method != "fold":
-            found.append(one.proposal())
-        else:
-            found += _folds(folded(parts))
-    return _that_lower(program, traced, found)
+        found += [one.proposal()] if one.method != "fold" else _folds(folded(parts))
+    return _that_lower(program, parts.traced, found)
 
 
-def _from_few_bits(
-    program: Program, traced: Trace, sums: tuple[Output, ...], sm: int, rights: Collection[str], most: int
-) -> list[Proposal]:
-    """Folds read the weight once for each row of the other operand, tiles compute it once for each band of rows."""
-    product = parts_from_few_bits(traced, program.value_count).product
-    tiled_ones = [one.proposal() for one in tiles_only(product, sm, rights, most)]
+def _of_few_bits(product: Product, sm: int, rights: Collection[str], most: int) -> list[Schedule]:
+    """Folds read the weight once for each row of the other operand, tiles make it once for each band of rows."""
+    tiled_ones, fold = schedules(product, sm, rights, most, TILED), Schedule("fold", warps=4)
     if product.m > _FOLDED_ROWS:
-        return tiled_ones
-    folds = _folds(sums)
-    return (folds + tiled_ones if product.m <= _FOLDS_FIRST else tiled_ones[: most - len(folds)] + folds)[:most]
+        return list(tiled_ones)
+    few = tiled_ones[: most - _FOLDS]
+    return [fold, *few] if product.m <= _FOLDS_FIRST else [*few, fold]
 
 
 def _folds(outputs: tuple[Output, ...]) -> list[Proposal]:
@@ -163,29 +156,23 @@ def _lowers(program: Program, proposal: Proposal, traced: Trace) -> bool:
 
 
 def _lower_product(program: Program, proposal: Proposal, traced: Trace) -> Lowered:
-    one = read(proposal)
+    one, parts, first = read(proposal), parts_of(traced), program.value_count
     if one.method == "fold":
         rest = {name: value for name, value in proposal.config.items() if name != "method"}
-        sums = folded_weight(traced) or folded(parts_of(traced))
-        return lower(program, Proposal("reduction", rest), traced=Trace(sums, traced.leaves, "reduction"))
-    first = program.value_count
-    made = bool(folded_weight(traced))
-    parts = parts_from_few_bits(traced, first + 2) if made else parts_of(traced)
+        return lower(program, Proposal("reduction", rest), traced=Trace(folded(parts), traced.leaves, "reduction"))
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     outputs = {o.value: o.spec for o in traced.outputs}
     in_pieces = one.method.startswith("packed")
-    if in_pieces and made:
-        raise NotLowerableError(f"method {one.method} for a weight that does not lie in memory")
     if one.split == 1:
         kernels, scratch = packed(parts, proposal, first) if in_pieces else ((tiled(parts, proposal, specs),), {})
         return Lowered(kernels, outputs | scratch)
-    alone, combined, spec = (split_as_batch if in_pieces else split_outputs)(parts, one.split, first)
+    alone, made, spec = (split_as_batch if in_pieces else split_outputs)(parts, one.split, first)
     specs[first] = spec
-    tail = schedule(combined)
+    tail = schedule(made)
     config = Proposal("elementwise", tiles(tail)[0])
-    last = _lowered(((tail, tile_of(tail, config), config.number("warps", 4)),), traced, specs)
+    combined = _lowered(((tail, tile_of(tail, config), config.number("warps", 4)),), traced, specs)
     kernels, scratch = packed(alone, proposal, first + 1) if in_pieces else ((tiled(alone, proposal, specs),), {})
-    return Lowered((*kernels, *last.kernels), {first: spec} | scratch | dict(last.written))
+    return Lowered((*kernels, *combined.kernels), {first: spec} | scratch | dict(combined.written))
 
 
 def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: Mapping[int, TensorSpec]) -> Lowered:

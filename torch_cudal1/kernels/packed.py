@@ -47,6 +47,8 @@ _THREADS = {"measure": 256, "pack": 256, "multiply": 384}
 
 def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
     """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
+    if parts.weight is not None:
+        raise NotLowerableError("a weight that is made in the island; packing reads operands from memory")
     schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
     swapped = False
     if stream := schedule.method == "packed-stream":

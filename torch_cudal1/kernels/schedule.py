@@ -150,10 +150,10 @@ def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
 def schedule_operand(operand: Output) -> Nest:
     """A matrix that is made for each tile of a product: its rows are k, its columns the product's; none is merged.
 
-    Raises NotLowerableError where making it takes a reduction or a product.
+    Raises NotLowerableError where making it takes a reduction or a scan.
     """
     if reductions_of((operand.node,)) or scans_of((operand.node,)):
-        raise NotLowerableError("an operand made by a reduction: a product would repeat it for every tile")
+        raise NotLowerableError("an operand made by a reduction or a scan: a product would repeat it for every tile")
     rows, columns = operand.node.shape
     return _built((operand,), [(rows, False), (columns, True)])
 
