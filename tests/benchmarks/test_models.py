@@ -75,7 +75,7 @@ def test_equal_calls_build_equal_models_and_leave_the_generator_alone(name: str)
 
 
 def test_models_of_half_types_are_whole_in_them() -> None:
-    """One tensor of float32 on the way, and PyTorch's fused attention of half types is never asked."""
+    """With one float32 tensor on the way, PyTorch would not choose its fused attention of half types."""
     for name in ("llama_bf16", "bert_base_bf16"):
         workload = build(name, sizes="small", device="cpu")
         assert {t.dtype for t in workload.module.state_dict().values() if t.is_floating_point()} == {torch.bfloat16}

@@ -51,7 +51,6 @@ def test_wide_heads_become_two_products_with_the_same_values_and_layout(scale: f
 
 REFUSED: dict[str, Any] = {
     "narrow heads": (lambda q, k, v: F.scaled_dot_product_attention(q[..., :16], k[..., :16], v), torch.float32),
-    "a mask": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=q[..., :7] > 0), torch.float32),
     "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), torch.float32),
     "half": (F.scaled_dot_product_attention, torch.bfloat16),
 }
@@ -72,18 +71,18 @@ def test_scores_that_would_fill_the_memory_are_not_written(monkeypatch: pytest.M
     assert rewrite(gm, RULES, assume_finite=False).techniques == ()
 
 
-def on_a_gpu(*, logsumexp: bool) -> fx.GraphModule:
+def on_a_gpu(*, logsumexp: bool = False, masked: bool = False) -> fx.GraphModule:
     """What PyTorch makes of fp32 attention there; traced on tensors without memory."""
 
-    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, logsumexp)
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask if masked else None, logsumexp)
         return (found[0], found[1]) if logsumexp else found[0]
 
-    return graph_on_a_gpu(attended, *[(2, 3, 7, 200)] * 3)
+    return graph_on_a_gpu(attended, *[(2, 3, 7, 200)] * 3, (2, 3, 7, 7))
 
 
 def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:
-    gm = on_a_gpu(logsumexp=False)
+    gm = on_a_gpu()
     (fused,) = (node for node in gm.graph.nodes if node.target is EFFICIENT)
     before = next(iter(fused.users)).meta["val"]
     out = rewrite(gm, RULES, assume_finite=False)
@@ -94,3 +93,7 @@ def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:
 
 def test_what_training_keeps_for_its_backward_stays_with_the_operator() -> None:
     assert rewrite(on_a_gpu(logsumexp=True), RULES, assume_finite=False).techniques == ()
+
+
+def test_a_mask_stays_with_the_operator_since_it_may_leave_rows_without_a_score() -> None:
+    assert rewrite(on_a_gpu(masked=True), RULES, assume_finite=False).techniques == ()

@@ -30,7 +30,7 @@ def attention_in_products(gm: fx.GraphModule) -> int:
     for node in calls(gm, *_FUSED):
         given = arguments(node)
         query, key, value = (given[name] for name in ("query", "key", "value"))
-        masked = given.get("attn_bias") is not None or given.get("attn_mask") is not None or given["is_causal"]
+        masked = given.get("attn_bias") is not None or given["is_causal"]
         read = [user for user in node.users if user.users]
         if masked or given["dropout_p"] or dtype(query) is not torch.float32 or not all(map(_is_result, read)):
             continue
