@@ -16,8 +16,11 @@ from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
+from torch_cudal1.judge.analysis import analyse
+from torch_cudal1.judge.contract import contract
 from torch_cudal1.program.execute import interpret, prepare
 from torch_cudal1.program.operator import unaligned_values, value_specs
+from torch_cudal1.records import Candidate
 
 CPU = torch.device("cpu")
 
@@ -193,6 +196,8 @@ def test_numbers_that_nobody_reads_keep_no_graph_out():
     specs = value_specs(region.program)
     assert [specs[out].shape for out in region.program.outputs] == [(2, 3, 16, 64)]
     assert not unaligned_values(region.program, 16)
+    assert all(check.passed for check in contract(region, Candidate(region.program, "eager", "baseline")))
+    assert analyse(region.program).shapes[region.program.outputs[0]] == (2, 3, 16, 64)
 
 
 def test_numbers_that_are_read_still_do():

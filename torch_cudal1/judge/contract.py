@@ -248,7 +248,8 @@ def _outline(program: Program) -> tuple[_Output | None, ...]:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         given = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in specs]
         values = interpret(opened, torch.device(program.device), launcher=skip_launch)(given)
-        memory = [None if value is None else value.untyped_storage()._cdata for value in values]
+        # fused attention yields numbers beside its tensors, for its backward
+        memory = [value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None for value in values]
     allocs = {memory[step.out] for step in program.steps if isinstance(step, Alloc)}
     first = len(program.inputs)
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.headers import keep_headers
 from torch_cudal1.judge.oracle import widen
 from torch_cudal1.kernelbench import constructor_arguments
+from torch_cudal1.program.cost import counting_flops
 
 __all__ = ["CallForm", "ModuleRunner", "Way", "described", "imported", "pack", "tensors_in", "unpack"]
 
@@ -282,7 +282,7 @@ def _flops(model: torch.nn.Module, call: Any, tensors: Sequence[torch.Tensor]) -
     """Multiplications and additions of one call, products, convolutions and attention only; 0 where it fails."""
     given = unpack(call, [tensor.clone() for tensor in tensors])
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), counting_flops() as counter:
             model(*given["args"], **given["kwargs"])
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError):  # shows where the result is needed
         return 0

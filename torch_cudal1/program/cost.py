@@ -5,7 +5,10 @@ A roofline estimate for planning and for limits; it runs nothing and knows nothi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,9 +20,10 @@ from torch_cudal1.program.execute import interpret, skip_launch
 from torch_cudal1.program.model import Alloc, Aten, Call, Program, Step, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["ROOFLINES", "Cost", "Roofline", "estimate", "is_view", "launches_us"]
+__all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "is_view", "launches_us"]
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
+_FUSED_ATTENTION = tuple(getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention") for name in ("efficient", "flash", "cudnn"))
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,19 @@ def is_view(step: Step) -> bool:
     return isinstance(step, Aten) and any(result.alias_info is not None for result in overload(step.target)._schema.returns)
 
 
+def counting_flops() -> FlopCounterMode:
+    """A counter of products, convolutions and attention, of fewer heads of keys than of queries too: torch before 2.13 refuses these."""
+    return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops))
+
+
+def _attention_flops(query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any) -> int:
+    """Two products for every head of queries; what a causal mask saves is not taken off."""
+    *heads, rows, depth = query
+    return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
+
+
 def _flops(program: Program) -> float:
-    counter = FlopCounterMode(display=False)
+    counter = counting_flops()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
         interpret(program, torch.device(program.device), launcher=skip_launch)([_empty(spec) for spec in program.inputs])
     return float(counter.get_total_flops())
