@@ -23,7 +23,9 @@ from torch_cudal1.program.operator import value_specs
 __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "is_view", "launches_us"]
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
-_FUSED_ATTENTION = tuple(getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention") for name in ("efficient", "flash", "cudnn"))
+_FUSED_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention") for name in ("efficient", "flash", "cudnn")
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ def is_view(step: Step) -> bool:
 
 
 def counting_flops() -> FlopCounterMode:
-    """A counter of products, convolutions and attention, of fewer heads of keys than of queries too: torch before 2.13 refuses these."""
+    """A counter of products, convolutions and attention.
+
+    Of fewer heads of keys than of queries too, which that of torch 2.11 refuses.
+    """
     return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops))
 
 
