@@ -122,8 +122,8 @@ def tune(
 ) -> Entry:
     """Race the baselines, then judge candidates (`known` ones first) until they or the budget run out. The entry is not yet stored.
 
-    A candidate that fails costs itself only; the reasons are in `tried`. A training graph without a candidate is not raced: its
-    baseline is a part of the whole step, which is measured end to end.
+    A candidate that fails costs itself only; the reasons are in `tried`. A training graph without one (no rewrite pays, products do
+    not dominate) is not raced: its baseline is a part of the whole step, which is measured end to end.
     """
     from torch_cudal1.roof import floor_us
     from torch_cudal1.search import Standing, search  # with every kernel and rewrite: a start on a warm cache needs none of them
@@ -132,7 +132,7 @@ def tune(
     say, begun = progress or _quiet, judge.working_s()
     job = judge.Job(place.settings, place.contract, place.device, tuple(examples) if examples is not None else None)
     space = search(region, place, job, functools.partial(_remember, place))
-    if (region.kind != "inference" or _draws_on_host(region, place)) and not space.pays and not known:
+    if space.is_empty and (region.kind != "inference" or _draws_on_host(region, place)) and not known:
         schedule: Schedule = "eager" if region.kind == "inference" else "inductor"
         return _entry(region, place, _Best(Candidate(region.program, schedule, "baseline"), None), None, [])
     judge.begin(region, job)

@@ -54,6 +54,11 @@ class Search:
         return self.variant is not None and self.variant.pays
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no candidate is worth a race of its own: no rewrite that pays, no products that are most of the work."""
+        return not (self.pays or self.dense)
+
+    @property
     def surprises(self) -> bool:
         """Whether a rewrite should gain so much that its time will be measured again, in a process that has run nothing."""
         return self.variant is not None and self.variant.gain > SURPRISE
@@ -105,11 +110,13 @@ def search(region: Region, place: Place, job: judge.Job, remember: Remember) -> 
     variant = rewritten(region, assume_finite=finite) if rewriting else None
     served = place.device.type == "cuda" and "kernels" not in place.settings.without
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
-    if not served or not whole or region.kind != "inference" or is_random_program(region.program):
+    if not served or not whole or is_random_program(region.program):
         return Search(region, variant)
     form = _in_one_piece(region, variant, finite=finite)
-    kernels = IslandKernels(place, job, remember)
     dense = product_islands(_form(region, form))
+    if region.kind != "inference" and not dense:
+        return Search(region, variant)  # what else a training step is made of, Inductor fuses as well
+    kernels = IslandKernels(place, job, remember)
     kernels.begin(dense)
     return Search(region, variant, form, dense, kernels)
 

@@ -295,6 +295,31 @@ def elementwise_cases() -> dict[str, Case]:
     return cases
 
 
+def backward_cases() -> dict[str, Case]:
+    """What the backward graphs of training hold besides products: gradients of activations, of softmax, and after a product."""
+    cases: dict[str, Case] = {}
+    special = torch.cat([_draw(60) * 4, torch.tensor([0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 90.0, -90.0, INF, -INF, NAN])])
+    for dtype in (torch.float32, HALF, BF16):
+        cases[f"backwards of activations, {dtype}"] = (
+            lambda g, y: (
+                *(aten.gelu_backward(g, y), aten.gelu_backward(g, y, approximate="tanh"), aten.silu_backward(g, y)),
+                *(aten.elu_backward(g, 0.7, 1.5, 2.0, False, y), aten.elu_backward(g, 0.7, 1.5, 2.0, True, y)),
+                *(aten.leaky_relu_backward(g, y, 0.2, False), aten.softplus_backward(g, y, 2.0, 9.0)),
+                *(aten.hardtanh_backward(g, y, -1.0, 1.0), aten.hardsigmoid_backward(g, y)),
+            ),
+            (_draw(71).to(dtype), special.to(dtype)),
+        )
+    cases["backward of dropout"] = (
+        lambda g, mask: aten.native_dropout_backward(g, mask, 1.25),
+        (_draw(50, dtype=HALF), torch.rand(50, generator=_generator) > 0.2),
+    )
+    cases["backward of softmax, scaled"] = (
+        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.125,
+        (_draw(3, 5, 37), _draw(3, 5, 37).softmax(-1)),
+    )
+    return cases
+
+
 def bessel_cases() -> dict[str, Case]:
     orders = torch.tensor([0.0, 0.3, 0.5, 2.5, 17.0, 300.0, 1e9, 1e20, 1e38])  # the last three need a limit on the steps
     places = torch.cat([torch.logspace(-6, 3, 60), torch.tensor([0.0, 1e-38, INF, NAN, -1.0])])
@@ -359,4 +384,4 @@ def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
     families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
-    return families | elementwise_cases() | bessel_cases() | few_bits_cases()
+    return families | elementwise_cases() | bessel_cases() | few_bits_cases() | backward_cases()

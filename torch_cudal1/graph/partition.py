@@ -22,6 +22,8 @@ import torch
 from torch_cudal1.graph import dequantised
 from torch_cudal1.graph.attention import FUSED, chains
 from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
+from torch_cudal1.kernels import pointwise
+from torch_cudal1.program import bessel
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
@@ -35,7 +37,16 @@ _PRODUCTS = FUSED | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
-_UNTAGGED = frozenset({"aten._to_copy.default", "aten.hardswish.default", "aten.rsub.Tensor"})
+_UNTAGGED = frozenset(
+    {
+        *("aten._to_copy.default", "aten.hardswish.default", "aten.rsub.Tensor"),
+        *(f"aten.{name}_backward.default" for name in ("elu", "hardsigmoid", "hardtanh", "leaky_relu", "softplus")),
+    }
+)
+# An island with an element-wise step that no kernel has would get no kernel at all, its product neither. So would one with two
+# results in one memory: what a forward keeps of its own result for the backward is such a one, by `detach`.
+_EXPRESSED = frozenset(name if name.startswith("prims.") else f"aten.{name}" for name in pointwise.HANDLERS) | bessel.TARGETS
+_EXPRESSED -= {"aten.detach.default", "aten.alias.default"}
 _ALIGNMENT = 16  # bytes
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
@@ -67,10 +78,10 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     program = whole.program
     specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
     wholes = (*chains(program, specs), *dequantised.chains(program, specs)) if products else ()
-    groups = _grow(program, products, wholes)
+    groups, readers = _grow(program, products, wholes), _readers(program)
     islands: list[Island] = []
     askew: set[int] = set()
-    for steps in groups:
+    for steps in (_without_second_views(program, steps, readers) for steps in groups):
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
             island = _extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}")
             if unaligned.isdisjoint(island.inputs):
@@ -196,6 +207,21 @@ def _absorb(
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
+def _without_second_views(program: Program, steps: tuple[int, ...], readers: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """The island without reshapes at its end whose operand is a result of it too: two results in one memory no kernel writes.
+
+    A forward graph keeps for its backward the very tensor that the next layer reads in another shape.
+    """
+    kept = set(steps)
+    for position in reversed(steps):
+        step = program.steps[position]
+        if isinstance(step, Aten) and step.target in _RESHAPES:
+            (source,), (made,) = used_values(step), step_outs(step)
+            if readers.get(source, set()) - kept and not readers.get(made, set()) & kept:
+                kept.discard(position)
+    return tuple(position for position in steps if position in kept)
+
+
 def _readers(program: Program) -> Mapping[int, set[int]]:
     """Positions of the steps that read each value; -1 for a result of the whole."""
     found: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
@@ -316,7 +342,8 @@ def _is_anchor(step: Step, products: bool) -> bool:
 def _is_fusible(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
-    return _is_row_op(step) or torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
+    pointwise_step = torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
+    return _is_row_op(step) or (pointwise_step and step.target in _EXPRESSED)
 
 
 def _why_left(step: Step) -> str:

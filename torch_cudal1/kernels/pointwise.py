@@ -206,6 +206,30 @@ def _gelu(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec,
     return (pointwise(template, _node(args[0], outs[0].torch_dtype), dtype=outs[0].torch_dtype),)
 
 
+def _gelu_backward(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """ATen/native/cuda/ActivationGeluKernel.cu: the gradient, then what gelu was given."""
+    approximate = kwargs.get("approximate", args[2] if len(args) > 2 else "none")
+    if approximate == "tanh":
+        inner = f"libdevice.tanh({_BETA!r} * ({{1}} + {_KAPPA!r} * {{1}} * {{1}} * {{1}}))"
+        slope = f"({_BETA!r} * (1.0 + {3 * _KAPPA!r} * {{1}} * {{1}}))"
+        template = f"({{0}} * (0.5 * (1.0 + {inner}) + 0.5 * {{1}} * (1.0 - {inner} * {inner}) * {slope}))"
+    else:
+        density = f"(libdevice.exp(-0.5 * {{1}} * {{1}}) * {math.sqrt(0.5 / math.pi)!r})"
+        template = f"({{0}} * (0.5 * (1.0 + libdevice.erf({{1}} * {math.sqrt(0.5)!r})) + {{1}} * {density}))"
+    dtype = outs[0].torch_dtype
+    return (pointwise(template, *(_node(a, dtype) for a in args[:2]), dtype=dtype, shape=outs[0].shape),)
+
+
+def _elu_backward(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    gradient, alpha, scale, inner, is_result, given = args
+    below = "({1} + {2} * {3})" if is_result else "({2} * {3} * libdevice.exp({1} * {4}))"
+    template = f"tl.where({{1}} <= 0, {{0}} * {{4}} * {below}, {{0}} * {{3}})"
+    dtype = outs[0].torch_dtype
+    return (
+        pointwise(template, *(_node(a, dtype) for a in (gradient, given, alpha, scale, inner)), dtype=dtype, shape=outs[0].shape),
+    )
+
+
 def _pow(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     dtype, exponent = outs[0].torch_dtype, args[1]
     short: dict[float, str] = {0: "({0} * 0 + 1)", 1: "({0})", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
@@ -244,6 +268,9 @@ def _with_scalars(template: str, defaults: tuple[float, ...], tensors: int = 1) 
         return (pointwise(template, *nodes, dtype=dtype, shape=outs[0].shape),)
 
     return handle
+
+
+_LEAKY_BACKWARD = _with_scalars("tl.where({1} > 0, {0}, {0} * {2})", (0.01,), tensors=2)
 
 
 def _convert(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
@@ -298,6 +325,20 @@ def _activations() -> dict[str, Handler]:
     }
 
 
+def _backwards() -> dict[str, Handler]:
+    """Further backwards, as in ATen/native/cuda/Activation*.cu."""
+    softplus = "tl.where({1} * {2} > {3}, {0}, tl.div_rn({0} * EXP, EXP + 1.0))".replace("EXP", "libdevice.exp({1} * {2})")
+    return {
+        "gelu_backward.default": _gelu_backward,
+        "elu_backward.default": _elu_backward,
+        "leaky_relu_backward.default": lambda args, kwargs, outs: _LEAKY_BACKWARD(args[:3], kwargs, outs),  # then: is it a result
+        "softplus_backward.default": _with_scalars(softplus, (1.0, 20.0), tensors=2),
+        "hardtanh_backward.default": _with_scalars("tl.where(({1} <= {2}) | ({1} >= {3}), 0.0, {0})", (-1.0, 1.0), tensors=2),
+        "hardsigmoid_backward.default": _simple("tl.where(({1} > -3.0) & ({1} < 3.0), {0} * 0.16666667163372040, 0.0)", 2),
+        "native_dropout_backward.default": _with_scalars("({0} * {1} * {2})", (1.0,), tensors=2),
+    }
+
+
 def _shift(right: bool) -> Handler:
     """Counts outside of the type's bits leave its sign, or nothing."""
 
@@ -330,7 +371,7 @@ def _arithmetic() -> dict[str, Handler]:
 
 
 def _table() -> dict[str, Handler]:
-    table = _arithmetic() | _activations()
+    table = _arithmetic() | _activations() | _backwards()
     for name, operator in COMPARE.items():
         table |= {f"{name}.{overload}": _compare(operator) for overload in ("Tensor", "Scalar")}
     table |= {f"{name}.default": _logical(text) for name, text in LOGICAL.items()}
