@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["graph_on_a_gpu"]
+from torch_cudal1.program.model import Aten, Program
+
+__all__ = ["graph_on_a_gpu", "on_the_cpu"]
 
 
 def graph_on_a_gpu(function: Callable[..., Any], *shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> fx.GraphModule:
@@ -22,3 +25,13 @@ def graph_on_a_gpu(function: Callable[..., Any], *shapes: Sequence[int], dtype: 
         graph = make_fx(function, tracing_mode="real")(*inputs)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def on_the_cpu(program: Program) -> Program:
+    """The Program for tensors there: no step names a device."""
+    steps = [
+        replace(step, kwargs=tuple((name, arg) for name, arg in step.kwargs if name != "device"))
+        for step in program.steps
+        if isinstance(step, Aten)
+    ]
+    return replace(program, inputs=tuple(replace(spec, device="cpu") for spec in program.inputs), steps=tuple(steps))

@@ -10,19 +10,24 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare import errors
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import Step, interpret, island
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.partition import with_inputs
 from torch_cudal1.kernels import propose
 from torch_cudal1.program.model import Program, Value
 
 INF, NAN = float("inf"), float("nan")
+HALF, BF16 = torch.float16, torch.bfloat16
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 
@@ -46,14 +51,53 @@ def _shared(*, causal: bool = False) -> Step:
     return Step("aten._scaled_dot_product_flash_attention.default", (Value(0), Value(1), Value(2), 0.0, causal), 9, reference)
 
 
+def heads_of(x: Tensor, count: int) -> Tensor:
+    """Keys or values repeated for `count` heads of queries, as Llama does."""
+    batch, own, length, size = x.shape
+    return x.unsqueeze(2).expand(batch, own, count // own, length, size).reshape(batch, count, length, size)
+
+
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values repeated for the heads of the queries, as Llama does, and attention written out."""
+    """Attention written out, with keys and values of fewer heads than the queries."""
+    return torch.softmax(q @ heads_of(k, q.shape[1]).transpose(2, 3) * 0.2, -1) @ heads_of(v, q.shape[1])
 
-    def heads(x: Tensor) -> Tensor:
-        batch, own, length, size = x.shape
-        return x[:, :, None].expand(batch, own, q.shape[1] // own, length, size).reshape(batch, q.shape[1], length, size)
 
-    return torch.softmax(q @ heads(k).transpose(2, 3) * 0.2, -1) @ heads(v)
+def wide_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """As Hugging Face writes it for half types ("eager"): a softmax in fp32, whose weights are rounded for the second product."""
+    k, v = (heads_of(x, q.shape[1]) if x.shape[1] < q.shape[1] else x for x in (k, v))
+    scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    scores = scores if mask is None else scores + mask
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    return torch.matmul(weights, v).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def with_prims(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same with the conversions of a decomposed graph."""
+    convert = torch.ops.prims.convert_element_type
+    scores = convert(torch.bmm(q, k.transpose(1, 2)) * 0.2, torch.promote_types(q.dtype, torch.float32))
+    return torch.bmm(convert(scores.softmax(-1), q.dtype), v)
+
+
+def relu_in_fp32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rounded weights that are no softmax."""
+    scores = torch.bmm(q, k.transpose(1, 2)).to(torch.promote_types(q.dtype, torch.float32))
+    return torch.bmm(F.relu(scores * 0.1).to(q.dtype), v)
+
+
+@dataclass(frozen=True)
+class OnAGpu:
+    """An island as a GPU's process captures it: there the softmax of fp16 itself yields fp32, without a conversion before it."""
+
+    function: Callable[..., Tensor]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+    def program(self, inputs: tuple[Tensor, ...]) -> Program:
+        """Its steps, for inputs in this order."""
+        found = lower(graph_on_a_gpu(lambda *given: self.function(*given), *(x.shape for x in inputs), dtype=inputs[0].dtype))
+        specs = found.region.program.inputs
+        return with_inputs(found.region.program, found.order, tuple(specs[found.order.index(i)] for i in range(len(specs))))
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -80,6 +124,20 @@ def _grouped(batch: int, heads: int, own: int, length: int, size: int, dtype: to
     return tuple(normal(*shape).to(dtype) for shape in shapes)
 
 
+def _causal(length: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: the lowest number of the type for keys after the query, and for all keys of the last query."""
+    above = torch.ones(length, length).triu(1)
+    above[-1] = 1
+    return torch.zeros(1, 1, length, length, dtype=dtype).masked_fill(above.bool(), torch.finfo(dtype).min)
+
+
+def _padding(batch: int, length: int, dtype: torch.dtype) -> Tensor:
+    """Minus infinity for the first keys, more of them than a tile has columns; and for all of the last one: there eager has NaN."""
+    mask = torch.zeros(batch, 1, 1, length, dtype=dtype)
+    mask[0, ..., :66] = mask[-1] = -INF
+    return mask
+
+
 def _marked() -> tuple[Tensor, ...]:
     q, k, v = _three(1, 2, 70, 16)
     q[0, 0, 3, 2], k[0, 1, 5, 1], v[0, 0, 9, 4] = NAN, INF, NAN
@@ -99,6 +157,21 @@ CASES: dict[str, Case] = {
     "two, causal": (_shared(causal=True), _grouped(2, 4, 2, 130, 24)),
     "one head of keys": (_shared(), _grouped(1, 3, 1, 33, 16)),
     "keys that are repeated": (repeated, _grouped(2, 6, 3, 70, 24, dtype=torch.float32)),
+    "softmax in fp32, bf16": (wide_softmax, _grouped(2, 3, 3, 70, 24, BF16)),
+    "softmax in fp32, fp16, exact tiles": (wide_softmax, _grouped(1, 2, 2, 128, 32)),
+    "softmax in fp32, fp16 on a GPU": (OnAGpu(wide_softmax), _grouped(2, 3, 3, 70, 24)),
+    "softmax in fp32, bf16 on a GPU, causal, keys repeated": (
+        OnAGpu(wide_softmax),
+        (*_grouped(2, 6, 2, 90, 40, BF16), _causal(90, BF16)),
+    ),
+    "softmax in fp32, fp16 on a GPU, padding, one head of keys": (
+        OnAGpu(wide_softmax),
+        (*_grouped(3, 4, 1, 130, 24), _padding(3, 130, HALF)),
+    ),
+    "softmax in fp32, bf16, padding": (wide_softmax, (*_grouped(3, 2, 2, 100, 16, BF16), _padding(3, 100, BF16))),
+    "softmax in fp32, fp16, a query without keys": (wide_softmax, (*_grouped(1, 4, 2, 130, 24), _causal(130, HALF))),
+    "softmax in fp32, decomposed": (with_prims, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16))),
+    "relu in fp32, fp16": (relu_in_fp32, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20))),
     "relu": (with_relu, _three(3, 70, 20)),
     "epilogue": (lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r, (*_three(3, 70, 20), normal(3, 70, 20))),
 }
@@ -106,7 +179,7 @@ CASES: dict[str, Case] = {
 
 def program_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Program:
     """The island of a case."""
-    return function.program(inputs, "cuda") if isinstance(function, Step) else island(function, inputs)
+    return function.program(inputs) if isinstance(function, OnAGpu) else island(function, inputs)
 
 
 def main() -> None:

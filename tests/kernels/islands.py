@@ -1,7 +1,8 @@
 """Test helper: an island's reference Program from a Python function, and emitted kernels run under Triton's interpreter.
 
 The interpreter runs the very source text and launch arguments of the emitted Program, on CPU tensors. It cannot call libdevice, so
-those functions are stand-ins from PyTorch; bfloat16 stores truncate there; races and misalignment do not show.
+those functions are stand-ins from PyTorch; bfloat16 stores truncate there, and it multiplies such matrices as the whole numbers of
+their bits, so they are given to it in fp32; races and misalignment do not show.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def stand_in_for_libdevice() -> None:
     import numpy
     import triton.language as tl
     from triton.language.extra import libdevice
-    from triton.runtime.interpreter import ReduceOps, ScanOps, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
     def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -186,5 +187,12 @@ def stand_in_for_libdevice() -> None:
 
         return scan
 
+    def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        wide = [self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (a, b)]
+        return plain_dot(self, *wide, *rest)
+
+    plain_dot = getattr(InterpreterBuilder.create_dot, "plain", InterpreterBuilder.create_dot)
+    wide_dot.plain = plain_dot  # type: ignore[attr-defined]  # a second call stands in for the first one's original
+    InterpreterBuilder.create_dot = wide_dot
     ReduceOps.generic_reduce = reduce
     ScanOps.cumsum, ScanOps.cumprod = doubling(numpy.add), doubling(numpy.multiply)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch
 from torch import nn
 
 import cudal1
-from tests.fake_gpu import graph_on_a_gpu
-from tests.kernels.compare_attention import CASES, program_of, with_relu, written_out
+from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
+from tests.kernels.compare_attention import CASES, HALF, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
 from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.partition import partition, splice
+from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lower import lower
 from torch_cudal1.program.check import check_program
@@ -30,7 +32,9 @@ from torch_cudal1.program.model import Launch, Program, Value
 from torch_cudal1.records import Region
 
 ROOT = Path(__file__).parents[2]
-ROUNDINGS = 200.0  # of fp32; a chain of two products and an exponential, relative to results that are small beside their terms
+# of the result's type; a chain of two products and an exponential, relative to results that are small beside their terms
+ROUNDINGS = {"torch.float32": 200.0, "torch.float16": 2.0, "torch.bfloat16": 2.0}
+WIDE = "softmax in fp32"  # and its weights rounded: cases whose names begin so
 Facts = dict[str, list[dict[str, Any]]]
 MASK = torch.tril(torch.ones(1, 1, 64, 64))
 
@@ -50,12 +54,19 @@ def test_attention_matches_float64(facts: Facts, name: str) -> None:
     for fact in facts[name]:
         assert fact["spec"], f"dtype, shape or strides differ: {fact}"
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
-        assert fact["error"] <= max(ROUNDINGS, 2.0 * fact["eager"]), f"too large an error: {fact}"
+        assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), f"too large an error: {fact}"
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(WIDE)])
+def test_scores_that_are_not_rounded_make_it_more_exact_than_eager(facts: Facts, name: str) -> None:
+    for fact in facts[name]:
+        assert 0.0 < fact["error"] < fact["eager"]
+
+
+@pytest.mark.parametrize("name", ["causal", f"{WIDE}, bf16 on a GPU, causal, keys repeated", f"{WIDE}, fp16 on a GPU"])
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
-def test_it_compiles_for_each_architecture(sm: int) -> None:
-    reference = program_of(*CASES["causal"])
+def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
+    reference = program_of(*CASES[name])
     built = build(reference, propose(reference, sm, most=8)[-1], sm)
     check_program(built)
     (launch,) = (step for step in built.steps if isinstance(step, Launch))
@@ -97,6 +108,63 @@ def test_a_fused_operators_bias_is_refused_since_it_may_mask_whole_rows() -> Non
     assert propose(masked, 90) == ()
     with pytest.raises(NotLowerableError, match="mask a whole row"):
         lower(masked, Proposal("attention", {}))
+
+
+def refusal(program: Program) -> str:
+    """Why there is no kernel; nothing is proposed either."""
+    assert propose(program, 90) == ()
+    with pytest.raises(NotLowerableError) as caught:
+        lower(program, Proposal("attention", {}))
+    return str(caught.value)
+
+
+def three(*dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, each a tensor of its own: tracing takes one tensor for one input."""
+    return tuple(torch.zeros(2, 70, 16, dtype=dtype) for dtype in dtypes)
+
+
+def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1).to(v.dtype), v)
+
+
+def rounded_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1, dtype=torch.float32).bfloat16().half(), v)
+
+
+def test_products_of_two_types_are_refused() -> None:
+    reason = refusal(island(rounded, three(torch.float32, torch.float32, HALF)))
+    assert reason == "a product of torch.float32 for the scores and of torch.float16 with the values"
+    assert refusal(island(rounded, three(HALF, HALF, torch.float32))) == "a product of torch.float16 and torch.float32"
+
+
+@pytest.mark.parametrize(("odd", "reason"), [(1, "keys have another type"), (2, "float32 with the values")], ids=["keys", "values"])
+def test_a_fused_operator_of_two_types_is_refused(odd: int, reason: str) -> None:
+    given = [torch.zeros(1, 2, 70, 16).half() for _ in range(3)]
+    given[odd] = given[odd].float()
+    args = (Value(0), Value(1), Value(2), 0.0, False)
+    step = Step("aten._scaled_dot_product_flash_attention.default", args, 9, lambda *_: None)
+    assert reason in refusal(step.program(given, "cuda"))
+
+
+def test_queries_and_keys_of_two_types_are_refused() -> None:
+    half = island(with_relu, three(HALF, HALF, HALF))
+    assert propose(half, 90)
+    keys = replace(half.inputs[1], dtype="float32")
+    assert "expected scalar type" in refusal(replace(half, inputs=(half.inputs[0], keys, half.inputs[2])))
+
+
+def test_weights_rounded_to_another_type_than_the_values_are_refused() -> None:
+    """The second product reads them in its own type, eager in one that holds less."""
+    assert "rounded to another type" in refusal(island(rounded_twice, three(HALF, HALF, HALF)))
+
+
+def test_the_exact_result_has_no_rounded_weights() -> None:
+    """The judge's run in float64, of what a GPU captures: conversions round nothing there, in whichever form they are."""
+    for name in (f"{WIDE}, fp16 on a GPU", f"{WIDE}, decomposed"):
+        function, inputs = CASES[name]
+        exact = exact_outputs(on_the_cpu(program_of(function, inputs)), inputs, torch.device("cpu"))
+        assert not isinstance(exact, Infeasible)
+        torch.testing.assert_close(exact[0], function(*(one.double() for one in inputs)), rtol=1e-12, atol=1e-12)
 
 
 def whole(*, inner: int = 32, also: bool = False) -> Region:

@@ -4,6 +4,8 @@
        bmm ── mul ── masked_fill ── softmax ── clone ── bmm ── view ── transpose ── clone
     k ─┘
 
+Conversions between half types and fp32 may stand anywhere between products of one type; of two types it is left in parts.
+
 What is found has no other use of anything inside, so one kernel may stand for all of it. Copies that only change the layout of an
 operand or of the result belong to it. So do, before one of PyTorch's fused operators, the steps that repeat keys and values for
 several heads of queries: a kernel reads the few there are. Nothing is decided about speed.
@@ -32,9 +34,11 @@ _LAYOUT = frozenset(
         *("unsqueeze.default", "squeeze.dim"),
     )
 )
+# element-wise, though torch does not say so: a model of half types takes its softmax in fp32, between two of them
+_CONVERSION = "aten._to_copy.default"
 _SOFTMAX = "aten._softmax.default"
 _MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
-_MOST_STEPS = 40
+_MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     left, right = _operands(uses.steps[first])
     if specs[left].shape[-1] > _MOST_DEPTH or specs[values].shape[-1] > _MOST_DEPTH:
         return set()
+    if specs[left].dtype != specs[values].dtype:  # each product has a kernel of its own, one for both would need two methods
+        return set()
     if not all(uses.only_in(position, inside) for position in inside - {last}):
         return set()
     for operand in (left, right, values):
@@ -151,7 +157,7 @@ def _towards_product(value: int, uses: _Uses, inside: set[int]) -> set[int]:
 def _goes_between(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
-    return step.target in _LAYOUT or step.target == _SOFTMAX or torch.Tag.pointwise in overload(step.target).tags
+    return step.target in _LAYOUT or step.target in (_SOFTMAX, _CONVERSION) or torch.Tag.pointwise in overload(step.target).tags
 
 
 def _take_layout_before(value: int, uses: _Uses, inside: set[int]) -> None:

@@ -4,7 +4,9 @@
 
 `tail` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online, or another such chain (relu).
 The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy ("bf16x6", "tf32x3"), in TF32 only where the user allows it,
-of half types as they are. Bytes moved: one read of query, keys and values per band of rows, which the L2 serves, and one write.
+of half types as they are. There scores stay in fp32 up to the weights, which the second product takes in the values' type: a model
+that takes its softmax in fp32 and rounds the weights is computed so, and its scores are not rounded on the way. Products of two
+types are refused. Bytes moved: one read of query, keys and values per band of rows, which the L2 serves, and one write.
 
 Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention (2022); Milakov, Gimelshein (2018) for the online softmax.
 """
@@ -20,7 +22,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, row_major
-from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved
+from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved, rounding, sources
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
 from torch_cudal1.kernels.source import POINTERS, headed
@@ -118,8 +120,12 @@ def _parts(traced: Trace, free: int) -> _Parts:
     second = _dot_below(node)
     weights = _behind_views(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
+    if type(weights) is Map and any(isinstance(arg, Softmax) for arg in weights.args):
+        raise NotLowerableError("a softmax that is computed on, or rounded to another type, before it meets the values")
     scores = weights.scores if isinstance(weights, Softmax) else weights
     first = _dot_below(scores)
+    if first.left.dtype != second.right.dtype:
+        raise NotLowerableError(f"a product of {first.left.dtype} for the scores and of {second.right.dtype} with the values")
     if len(first.shape) != 3 or math.prod(first.shape) != math.prod(scores.shape) or first.shape[:2] != second.shape[:2]:
         raise NotLowerableError("scores of another shape than the first product")
     if max(first.left.shape[-1], second.shape[-1]) > MOST_DEPTH:
@@ -152,9 +158,9 @@ def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
         index: Index = _natural_index(atoms)
         below = node
         try:
-            while isinstance(below, View) or (type(below) is Map and below.template == "({0})"):
+            while isinstance(below, View) or _hands_on(below, node.dtype):
                 index = below.remap(index) if isinstance(below, View) else index
-                below = below.source if isinstance(below, View) else below.args[0]
+                (below,) = sources(below)
             whole = flatten(_natural_index(atoms), row_major(shape))
             if flatten(index, row_major(below.shape)) != whole:
                 raise NotLowerableError("weights that are permuted before they meet the values")
@@ -162,6 +168,11 @@ def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
         except Cut as cut:
             atoms = _cut(atoms, cut)
     raise NotLowerableError("weights that are reshaped too often")
+
+
+def _hands_on(node: Node, dtype: torch.dtype) -> bool:
+    """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product reads it anyway."""
+    return type(node) is Map and node.template in ("({0})", rounding(dtype))
 
 
 def _in_order(output: Output, dot: Dot) -> Output:

@@ -42,6 +42,7 @@ __all__ = [
     "reshape",
     "resolved",
     "rounded",
+    "rounding",
     "sources",
 ]
 
@@ -265,7 +266,12 @@ def rounded(node: Node, dtype: torch.dtype) -> Node:
     plain = cast(node, dtype)
     if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
         return plain
-    return Map(node.shape, dtype, f"({{0}}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)", (plain,))
+    return Map(node.shape, dtype, rounding(dtype), (plain,))
+
+
+def rounding(dtype: torch.dtype) -> str:
+    """The template of a Map that rounds to a half type; what follows computes on in fp32."""
+    return f"({{0}}).to(tl.{str(dtype).removeprefix('torch.')}).to(tl.float32)"
 
 
 def pointwise(template: str, *args: Node, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> Node:

@@ -382,7 +382,8 @@ def _table() -> dict[str, Handler]:
     table |= {f"clamp_min.{o}": _clamp for o in ("default", "Tensor")} | {
         f"clamp_max.{o}": _clamp_max for o in ("default", "Tensor")
     }
-    table |= {"relu.default": _relu, "gelu.default": _gelu, "_to_copy.default": _convert}
+    table |= {"relu.default": _relu, "gelu.default": _gelu}
+    table |= dict.fromkeys(("_to_copy.default", "prims.convert_element_type.default"), _convert)
     table |= {"full.default": _full, "full_like.default": _full, "scalar_tensor.default": _full}
     table |= {"zeros_like.default": _like(0), "ones_like.default": _like(1), "zeros.default": _like(0), "ones.default": _like(1)}
     table |= {"bitwise_not.default": _bitwise_not}
