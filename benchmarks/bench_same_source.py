@@ -31,12 +31,12 @@ Row = dict[str, Any]
 
 
 def of_source(source: Source, device: torch.device, trials: int, courts: int) -> Iterator[Row]:
-    """A row: of how many trials it was accepted, and the speed-ups over eager, lower bounds and seconds on the clock of all.
+    """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the seconds on the clock and in all.
 
     It is told after each court, with status `not done` until the last one. `failed` and the reason where it was refused or could
     not be timed: a check that refuses what is right is no speed.
     """
-    row: Row = {"source": source.name, "trials": 0, "accepted": 0, "speedups": [], "lows": [], "timing_s": []}
+    row: Row = {"source": source.name, "trials": 0, "accepted": 0, "speedups": [], "lows": [], "timing_s": [], "judged_s": []}
     for count in _shares(trials, courts):
         with PairCourt(PairJob(Settings(), Contract(), device, "fast")) as court:
             for _ in range(count):
@@ -54,6 +54,7 @@ def of_source(source: Source, device: torch.device, trials: int, courts: int) ->
                 row["speedups"].append(round(found.timing.speedup * over_eager, 4))
                 row["lows"].append(round(found.timing.low, 4))
                 row["timing_s"].append(round(found.elapsed_s["timing"], 3))
+                row["judged_s"].append(round(sum(found.elapsed_s.values()), 3))
         whole = row["trials"] == trials
         yield {**row, "status": "ok"} if whole else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
 
