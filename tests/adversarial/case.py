@@ -23,7 +23,7 @@ Group: TypeAlias = Literal[
 Status: TypeAlias = Literal["closed", "lowering", "open", "runtime"]
 Form: TypeAlias = Literal["source", "program", "runtime"]
 Profile: TypeAlias = Literal["fast", "standard", "strict"]
-Need: TypeAlias = Literal["cpu", "gpu", "two_gpus", "compiler", "level2", "host_memory"]
+Need: TypeAlias = Literal["cpu", "gpu", "two_gpus", "compiler", "level2", "host_memory", "gpu_memory"]
 
 PROFILES: tuple[Profile, ...] = get_args(Profile)
 DETECTORS = (

@@ -41,11 +41,13 @@ def main() -> int:
     done = {(line["case"], line["side"], line["repeat"]) for line in lines}
     sides: tuple[Side, ...] = ("cheat", "honest")
     jobs: list[Job] = [(i, side, n) for n in range(options.repeats) for i in known for side in sides if (i, side, n) not in done]
+    large = {i for i, file in known.items() if options.device == "cuda" and "gpu_memory" in file.case.needs}
     with options.out.open("a") as out:
-        for line in _made(jobs, options):
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            lines.append(line)
+        for some, processes in (([j for j in jobs if j[0] not in large], options.jobs), ([j for j in jobs if j[0] in large], 1)):
+            for line in _made(some, options, processes):
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+                lines.append(line)
     return _told([line for line in lines if line["case"] in known], known)
 
 
@@ -91,10 +93,11 @@ def _lines(path: Path) -> Iterator[Line]:
             yield json.loads(text)
 
 
-def _made(jobs: list[Job], options: argparse.Namespace) -> Iterator[Line]:
+def _made(jobs: list[Job], options: argparse.Namespace, processes: int) -> Iterator[Line]:
+    """Alone, those that need most of a GPU's memory: what the processes of the others hold would leave too little."""
     began = time.monotonic()
-    share = fair_share(len(os.sched_getaffinity(0)), options.jobs)
-    with ProcessPoolExecutor(options.jobs, get_context("spawn"), _open, (options.device, options.fresh, share)) as pool:
+    share = fair_share(len(os.sched_getaffinity(0)), processes)
+    with ProcessPoolExecutor(processes, get_context("spawn"), _open, (options.device, options.fresh, share)) as pool:
         running = [pool.submit(_judged, job, options.profile) for job in jobs]
         for number, future in enumerate(as_completed(running), 1):
             try:

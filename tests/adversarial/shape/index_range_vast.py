@@ -14,7 +14,7 @@ CASE = Case(
     status="open",
     variant="vast",
     first_profile="strict",
-    needs=("gpu",),
+    needs=("gpu", "gpu_memory"),
     seen=("L1",),
 )
 

@@ -17,6 +17,7 @@ import torch
 from torch_cudal1.judge.compare import grossly_equal, same_bits
 from torch_cudal1.judge.detectors.agreement import Agreement, attempted, not_applicable, pair_of, summed_up
 from torch_cudal1.judge.detectors.values import first_two
+from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.limits import available_bytes
 from torch_cudal1.judge.pair import PairSubject
 from torch_cudal1.judge.sandbox import CandidateFailure
@@ -28,7 +29,7 @@ __all__ = ["vast_shapes"]
 
 ELEMENTS = 2**31
 _DRAWN = 14  # pieces of each output, besides the first and the last
-_HELD = 4  # what one call may hold at once, over its inputs and outputs
+_HELD = 2  # what a call may hold at once, over its inputs and outputs; one that needs more says so, and is not asked
 _DEADLINE_S = 300.0
 
 
@@ -41,12 +42,17 @@ def vast_shapes(trial: Trial) -> list[Check]:
     grown = _grown(subject)
     if not grown:
         return not_applicable("shapes", "no plain input has a first dimension")
+    with exclusive(subject.device, "vast"):  # or two judges would find the same memory free
+        return _asked(trial, subject, sample, grown)
+
+
+def _asked(trial: Trial, subject: PairSubject, sample: Sample, grown: list[list[Any]]) -> list[Check]:
     if why := _too_much(subject, sample, grown):
         return not_applicable("shapes", f"{grown[0][1]} {why}")
     fields = {"grown": grown, "seed": secrets.randbits(40), "pieces": _places(), "deadline_s": _DEADLINE_S}
     expected = subject.vast(sample.inputs, fields)
     if expected is None:
-        return not_applicable("shapes", f"eager refuses {grown[0][1]}")
+        return not_applicable("shapes", f"eager refuses {grown[0][1]}, or has no memory for it")
     what = f"shape {grown[0][1]}"
     try:
         found = attempted(trial, what, lambda: _agreement(trial, sample, fields, expected, what))
