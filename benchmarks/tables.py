@@ -28,7 +28,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PLANS = _ROOT / "benchmarks" / "training"
 _BEGIN, _END = "<!-- measured tables: begin", "<!-- measured tables: end -->"
 _MODELS = ("h200-inference-and-train.json", "h200-train.json", "h200-bert-kernels.json", "h200-inference-2.json")
-_NEWER = "h200-models-*.json"  # a file for each lane of a run
+_NEWER = "-models-*.json"  # a file for each lane of a run
 _WARM = (
     "h200-warm-start.json",
     "h200-warm-start-offline.json",
@@ -54,7 +54,7 @@ _TITLE = "# Measurements\n\nEvery row of every results file, as it was measured;
 def render(results: Path) -> str:
     """The tables as Markdown."""
     lines: list[str] = []
-    for name in _model_files(results):
+    for name in _model_files(results, "*"):
         lines += _models(name, load(results / name))
     for name in _WARM:
         lines += _warm(name, load(results / name))
@@ -81,7 +81,7 @@ def render(results: Path) -> str:
         lines += ["", *_convolutions(path.name, load(path))]
     for path in sorted(results.glob("*-float64.json")):
         lines += ["", *_float64(path.name, load(path))]
-    for path in sorted(results.glob("h200-families*.json")):
+    for path in sorted(results.glob("*-families*.json")):
         lines += ["", *_families(path.name, load(path))]
     lines += _training(results)
     for path in _kernelbench(results):
@@ -94,9 +94,10 @@ def render(results: Path) -> str:
     return "\n".join(lines)
 
 
-def _model_files(results: Path) -> list[str]:
+def _model_files(results: Path, gpu: str) -> list[str]:
     """Of whole models, oldest first."""
-    return [*_MODELS, *sorted((path.name for path in results.glob(_NEWER)), key=lambda name: load(results / name)["created"])]
+    newer = sorted((path.name for path in results.glob(gpu + _NEWER)), key=lambda name: load(results / name)["created"])
+    return [*_MODELS, *newer]
 
 
 def _training(results: Path) -> list[str]:
@@ -327,7 +328,7 @@ def _interval(found: Mapping[str, Any] | None) -> str:
 def summary(results: Path) -> str:
     """One line for each model and phase: `accelerate` against the better of eager and torch.compile."""
     newest: dict[str, Mapping[str, Mapping[str, Any]]] = {}
-    for name in _model_files(results):
+    for name in _model_files(results, "h200"):
         rows = load(results / name)["rows"]
         for case in dict.fromkeys(f"{row['model']}, {row['phase']}" for row in rows):
             of_case = {row["contender"]: row for row in rows if f"{row['model']}, {row['phase']}" == case}
