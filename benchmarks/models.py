@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.nets import Bert, Llama, Lstm, ResNet, UNet, ViT
+from benchmarks.nets import Bert, FeedForward, Llama, Lstm, ResNet, UNet, ViT
 
 __all__ = ["MODELS", "Sizes", "Workload", "build", "fresh"]
 
@@ -51,6 +51,10 @@ _SHAPES: Mapping[str, Mapping[Sizes, Mapping[str, Any]]] = {
     "llama": {
         "full": {"batch": 2, "length": 512, "hidden": 2048, "layers": 4, "heads": 32, "kv_heads": 8, "inner": 8192},
         "small": {"batch": 2, "length": 16, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 64},
+    },
+    "feed_forward": {
+        "full": {"batch": 8, "length": 512, "hidden": 1024, "inner": 4096, "layers": 2},
+        "small": {"batch": 2, "length": 16, "hidden": 32, "inner": 64, "layers": 2},
     },
     "lstm": {
         "full": {"batch": 32, "length": 64, "features": 256, "hidden": 512, "layers": 2, "classes": 128},
@@ -142,6 +146,15 @@ def llama(
     return _ready(lambda: (Llama(*arguments), torch.randn(s["batch"], s["length"], s["hidden"])), device, dtype)
 
 
+def feed_forward(
+    sizes: Sizes = "full", device: str | None = None, dtype: torch.dtype = torch.float32, batch: int | None = None
+) -> tuple[nn.Module, Inputs]:
+    """The feed-forward halves of two transformer layers, 1024 to 4096 and back, on 8 sequences of 512 hidden states."""
+    s = _shape("feed_forward", sizes, batch)
+    x = torch.randn(s["batch"], s["length"], s["hidden"])
+    return _ready(lambda: (FeedForward(s["hidden"], s["inner"], s["layers"]), x), device, dtype)
+
+
 def lstm(
     sizes: Sizes = "full", device: str | None = None, dtype: torch.dtype = torch.float32, batch: int | None = None
 ) -> tuple[nn.Module, Inputs]:
@@ -187,6 +200,7 @@ def _in_bfloat16(factory: _Factory) -> _Factory:
 _Factory: TypeAlias = Callable[[Sizes, "str | None", torch.dtype], tuple[nn.Module, Inputs]]
 # Cheapest to compile first: a run that is killed has measured the most models.
 _TABLE: Mapping[str, tuple[_Factory, Callable[[], Callable[[Tensor], Tensor]]]] = {
+    "feed_forward": (feed_forward, lambda: _mean_square),
     "lstm": (lstm, lambda: _cross_entropy(1)),
     "llama": (llama, lambda: _mean_square),
     "llama_bf16": (_in_bfloat16(llama), lambda: _mean_square),

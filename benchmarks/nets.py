@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Bert", "Llama", "Lstm", "ResNet", "UNet", "ViT"]
+__all__ = ["Bert", "FeedForward", "Llama", "Lstm", "ResNet", "UNet", "ViT"]
 
 
 # --- ResNet-50 (He et al. 2015; the v1.5 variant with the stride in the 3x3 convolution) ------------------------------------
@@ -71,6 +71,24 @@ class ResNet(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.avgpool(self.layers(x))
         return self.fc(torch.flatten(x, 1))
+
+
+# --- the feed-forward half of a transformer (Vaswani et al. 2017; norms first) -------------------------------------------------
+
+
+class FeedForward(nn.Module):
+    """Layers x + W2 gelu(W1 norm(x)): nearly all of the work is products of matrices."""
+
+    def __init__(self, hidden: int, inner: int, layers: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers))
+        self.wide = nn.ModuleList(nn.Linear(hidden, inner) for _ in range(layers))
+        self.narrow = nn.ModuleList(nn.Linear(inner, hidden) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, wide, narrow in zip(self.norms, self.wide, self.narrow, strict=True):
+            x = x + narrow(F.gelu(wide(norm(x))))
+        return x
 
 
 # --- transformers: ViT (pre-norm), BERT (post-norm), Llama (RMSNorm, RoPE, grouped queries, SwiGLU) ----------------------------

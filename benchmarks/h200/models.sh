@@ -5,7 +5,7 @@
 # Argument: models, separated by commas (see benchmarks/README.md). On four GPUs alone on the host:
 #   0 models:lstm,unet / 1 models:resnet50,vit_b16 / 2 models:bert_base,bert_base_b1 / 3 models:llama
 set -uo pipefail
-models=${1:-lstm,unet,resnet50,vit_b16,bert_base,bert_base_b1,llama,llama_bf16,bert_base_bf16} python=${PYTHON:-python3} device=${DEVICE:-cuda}
+models=${1:-lstm,unet,resnet50,vit_b16,bert_base,bert_base_b1,llama,llama_bf16,bert_base_bf16,feed_forward} python=${PYTHON:-python3} device=${DEVICE:-cuda}
 sizes=${SIZES:-full} phases=${PHASES:-inference,train} budget_s=${BUDGET_S:-15} rounds=${ROUNDS:-40}
 IFS=, read -ra names <<<"$models"
 each_s=${EACH_S:-130} total_s=$((${PREFILL_S:-90} + 115 * ${#names[@]}))

@@ -18,6 +18,7 @@ OUTPUT_SHAPES = {
     "resnet50": (2, 10),
     "llama_bf16": (2, 16, 32),
     "bert_base_bf16": (2, 16, 9),
+    "feed_forward": (2, 16, 32),
 }
 # (parameters, input shape) of the published models. ResNet-50 and ViT-B/16: torchvision's documented counts, with 1000 classes.
 # BERT-base: 109,482,240 with the pooler (590,592), which a token classifier lacks, plus 9 classes of 768 weights and a bias.
@@ -27,6 +28,7 @@ FULL = {
     "bert_base": (109_482_240 - 590_592 + 9 * 769, (8, 128)),
     "bert_base_b1": (109_482_240 - 590_592 + 9 * 769, (1, 128)),
     "llama": (4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 2048, (2, 512, 2048)),
+    "feed_forward": (2 * (2 * 1024 * 4096 + 4096 + 1024 + 2 * 1024), (8, 512, 1024)),
     "lstm": (4 * 512 * (256 + 512 + 2) + 4 * 512 * (512 + 512 + 2) + 513 * 128, (32, 64, 256)),
 }
 
