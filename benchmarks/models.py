@@ -151,8 +151,8 @@ def feed_forward(
 ) -> tuple[nn.Module, Inputs]:
     """The feed-forward halves of two transformer layers, 1024 to 4096 and back, on 8 sequences of 512 hidden states."""
     s = _shape("feed_forward", sizes, batch)
-    x = torch.randn(s["batch"], s["length"], s["hidden"])
-    return _ready(lambda: (FeedForward(s["hidden"], s["inner"], s["layers"]), x), device, dtype)
+    arguments = s["hidden"], s["inner"], s["layers"]
+    return _ready(lambda: (FeedForward(*arguments), torch.randn(s["batch"], s["length"], s["hidden"])), device, dtype)
 
 
 def lstm(
