@@ -101,6 +101,23 @@ BOUNDED = [
         1,
         10,
     ),
+    (
+        Program(
+            (spec(2, 3, 8, 6), spec(2, 3, 4, 3, dtype=torch.int64)),
+            (
+                op("aten.slice.Tensor", V(0), 2, 0, 4, out=2),
+                op("aten.slice.Tensor", V(2), 3, 0, 3, out=3),
+                op(
+                    "aten.max_pool2d_with_indices_backward.default",
+                    *(V(3), V(0), (2, 2), (2, 2), (0, 0), (1, 1), False, V(1)),
+                    out=4,
+                ),
+            ),
+            (4,),
+        ),
+        1,
+        48,
+    ),
 ]
 
 

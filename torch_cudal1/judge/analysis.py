@@ -60,6 +60,8 @@ _INDEX_ARGUMENT = {  # operator -> (index argument, how its bound is found)
     "nll_loss2d_backward": ("target", "classes of self"),
     "cross_entropy_loss": ("target", "classes of self"),
     "one_hot": ("self", "num_classes"),
+    "max_pool2d_with_indices_backward": ("indices", "pixels of self"),
+    "max_pool3d_with_indices_backward": ("indices", "voxels of self"),
 }
 
 
@@ -207,6 +209,8 @@ def _limit(rule: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, 
         return shape[0]
     if rule == "all of self":
         return math.prod(shape)
+    if rule in ("pixels of self", "voxels of self"):
+        return math.prod(shape[-2 if rule == "pixels of self" else -3 :])
     if rule == "classes of self":
         return shape[1] if len(shape) > 1 else shape[0]
     return shape[bound["dim"]] if shape else 1
