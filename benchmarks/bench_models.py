@@ -28,6 +28,7 @@ from torch import nn
 from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
 from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
+from torch_cudal1.observe import Event
 
 __all__ = ["among", "contenders", "kill_group", "main", "run_model"]
 
@@ -110,6 +111,15 @@ def run_model(args: argparse.Namespace) -> None:
         done += [*rows, *failures]
 
 
+def not_served(events: Sequence[Event]) -> tuple[str, ...]:
+    """Why the package ran something else than a choice of its own: it failed, or could not take a graph at all."""
+    return tuple(
+        f"{'left out: ' if event.what == 'left_out' else ''}{event.facts.get('reason', '')}"[:300]
+        for event in events
+        if event.what in ("fallback", "left_out")
+    )
+
+
 def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Live | Row:
     """Start a contender; one of ours carries what the package counted meanwhile."""
     if contender.baseline:
@@ -123,7 +133,7 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
     if isinstance(result, Live):
         seen = observe.report()
         result.counters = dict(seen.counters)
-        result.fallbacks = tuple(str(event.facts.get("reason", ""))[:300] for event in seen.events if event.what == "fallback")
+        result.fallbacks = not_served(seen.events)
         result.decisions = [*decisions(seen), *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else [])]
     return result
 

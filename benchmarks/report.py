@@ -108,7 +108,7 @@ def table(rows: Sequence[Row]) -> str:
         us = "-" if row.median_us is None else f"{row.median_us:.1f}"
         error = "-" if row.error_ratio is None else f"{row.error_ratio:.2f}x"
         note = "" if row.status == "ok" else f"{row.status}: {row.reason[:80]}"
-        note += "".join(f" fell back: {reason[:80]}" for reason in row.fallbacks[:1])
+        note += "".join(f" not served: {reason[:80]}" for reason in row.fallbacks[:1])
         case = f"{row.model}/{row.phase}"
         lines.append(
             f"{case:24} {row.contender:22} {us:>10}  {_cell(row.vs_eager):22} {_cell(row.vs_compile):22} {error:>7}  {note}"

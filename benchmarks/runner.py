@@ -107,7 +107,7 @@ class Row:
     vs_eager: Mapping[str, float] | None = None
     vs_compile: Mapping[str, float] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
-    fallbacks: Sequence[str] = ()  # reasons why the package ran its baseline instead of its own choice
+    fallbacks: Sequence[str] = ()  # why the package ran no choice of its own: it failed, or left a graph out
     decisions: Sequence[Mapping[str, Any]] = ()  # what the package recorded of its races: every contender and why it does not run
 
 

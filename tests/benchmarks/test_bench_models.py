@@ -18,6 +18,7 @@ from benchmarks.bench_models import contenders, main, run_model
 from benchmarks.models import Inputs
 from benchmarks.report import load
 from benchmarks.runner import Contender
+from torch_cudal1.observe import Event
 
 
 def _args(tmp_path: Path, *more: str) -> argparse.Namespace:
@@ -102,3 +103,13 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
     assert rows["eager"]["decisions"] == []
     told = rows["cudal1.accelerate"]["decisions"]
     assert [one["runs"] for one in told if one["stage"] == "explain" and "runs" in one] == ["the module's own forward"]
+
+
+def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:
+    """Half-precision models were left out once, and every table showed eager's time as if nothing had been there to gain."""
+    events = [
+        Event("capture", "left_out", facts={"reason": "operator yields a number"}),
+        Event("bind", "fallback", facts={"reason": "RuntimeError: no"}),
+        Event("swap", "runs", facts={"what": "eager"}),
+    ]
+    assert bench_models.not_served(events) == ("left out: operator yields a number", "RuntimeError: no")

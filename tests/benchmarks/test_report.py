@@ -54,7 +54,7 @@ def test_noise_is_told_apart_from_a_regression() -> None:
     found = summarise([row], OURS)
     assert (found["slower"], found["slower_beyond_noise"]) == (["noisy/train"], [])
     assert found["unsteady"] == found["fell_back"] == ["noisy/train"]
-    assert "fell back: judge: timed out" in table([row])
+    assert "not served: judge: timed out" in table([row])
 
 
 def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_path: Path) -> None:
