@@ -129,7 +129,7 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
         scores, value = _scores(bound)
-        made = {step.outs[0]: scores.softmax(-1) @ value}
+        made = {step.outs[0]: _weighted(scores.softmax(-1), value, _seen(bound, scores))}
         return made | ({step.outs[1]: _log_sum_exp(name, scores)} if name in _LOG_SUM_EXPS and bound.get(_ASKED, True) else {})
     if name in _ATTENTION_BACKWARD:
         bound = {key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()}
@@ -207,9 +207,8 @@ def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     bias = next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
     if bias is not None:
         scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-    if bound.get("is_causal", False):
-        scores = scores.masked_fill(~_not_later(scores), -math.inf)
-    return scores, value
+    seen = _seen(bound, scores)
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf), value
 
 
 def _scale(bound: Mapping[str, Any]) -> float:
@@ -217,9 +216,20 @@ def _scale(bound: Mapping[str, Any]) -> float:
     return 1 / math.sqrt(bound["query"].shape[-1]) if given is None else float(given)
 
 
-def _not_later(scores: torch.Tensor) -> torch.Tensor:
-    """What a causal mask lets through."""
+def _seen(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None:
+    """What a causal mask lets through, by query and key; None without one."""
+    if not bound.get("is_causal", False):
+        return None
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+
+
+def _weighted(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+    """weights @ values, of which what is not `seen` takes no part: not even as 0 times NaN, which kernels form in some blocks."""
+    plain = weights @ values
+    if seen is None or bool(values.isfinite().all()):
+        return plain
+    reached = seen.double() @ (~values.isfinite()).double() > 0
+    return torch.where(reached, plain, weights @ values.nan_to_num(0.0, 0.0, 0.0))
 
 
 def _log_sum_exp(name: str, scores: torch.Tensor) -> torch.Tensor:
@@ -241,8 +251,11 @@ def _attention_backward(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.T
     total = bound["logsumexp"].reshape(*scores.shape[:2], -1)[..., : scores.shape[2]]
     weights = (scores - total[..., None]).exp_()
     slopes = weights * (grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True))
-    if bound.get("is_causal", False):
-        weights, slopes = (one.masked_fill_(~_not_later(scores), 0.0) for one in (weights, slopes))
-    back = (slopes.transpose(-2, -1) @ query * _scale(bound), weights.transpose(-2, -1) @ grad)
-    d_key, d_value = (one.unflatten(1, (heads, shared)).sum(2) for one in back)
-    return slopes @ key.repeat_interleave(shared, 1) * _scale(bound), d_key, d_value
+    seen = _seen(bound, scores)
+    if seen is not None:
+        weights, slopes = (one.masked_fill_(~seen, 0.0) for one in (weights, slopes))
+    turned = None if seen is None else seen.t()
+    d_key = _weighted(slopes.transpose(-2, -1), query, turned) * _scale(bound)
+    d_value = _weighted(weights.transpose(-2, -1), grad, turned)
+    d_key, d_value = (one.unflatten(1, (heads, shared)).sum(2) for one in (d_key, d_value))
+    return _weighted(slopes, key.repeat_interleave(shared, 1), seen) * _scale(bound), d_key, d_value

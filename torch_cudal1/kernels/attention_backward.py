@@ -53,6 +53,9 @@ _HALF_TILES = {
     128: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
 }
 _PIECES = 16  # bytes of shared memory at least for an element of fp32 tiles that stay: two tensors, two pieces
+_CAUSAL_BLOCK = (
+    64  # rows of PyTorch's blocks: in larger ones a NaN that the mask hides would reach rows that it does not reach there
+)
 _TENSOR_MEMORY = range(100, 120)  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
 
 
@@ -154,9 +157,10 @@ def gradients_of(program: Program, proposal: Proposal) -> tuple[tuple[Kernel, ..
 
 
 def _tiles(step: _Step) -> tuple[tuple[int, int, int, int], ...]:
-    """Tiles for its heads."""
+    """Tiles for its heads and mask."""
     table = _HALF_TILES if step.query.dtype in _HALVES else _TILES
-    return next(tiles for size, tiles in table.items() if max(step.query.shape[3], step.value.shape[3]) <= size)
+    tiles = next(tiles for size, tiles in table.items() if max(step.query.shape[3], step.value.shape[3]) <= size)
+    return tuple(tile for tile in tiles if not step.causal or max(tile[:2]) <= _CAUSAL_BLOCK)
 
 
 def _fits(method: str, tile: tuple[int, int, int, int], width: int, sm: int) -> bool:
