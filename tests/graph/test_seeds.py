@@ -11,9 +11,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import Island, partition
+from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.seeds import without_undefined_seeds
-from torch_cudal1.kernels import propose
+from torch_cudal1.judge.contract import contract
+from torch_cudal1.kernels import build, propose
+from torch_cudal1.records import Candidate
 
 aten = torch.ops.aten
 HEADS = (2, 4, 70, 32)
@@ -87,3 +89,16 @@ def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int) -> N
     found = [island for island in islands if "scaled_dot_product" in str(island.region.program.steps)]
     assert len(found) == 2
     assert all(propose(island.region.program, 90) for island in found)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candidate(side: int) -> None:
+    graph = joint(0.0)
+    without_undefined_seeds(graph)
+    region = lower(cut(graph)[side]).region
+    islands = [island for island in partition(region, products=True).islands if "scaled_dot" in str(island.region.program.steps)]
+    kernels = {island: build(island.region.program, propose(island.region.program, 90)[0], 90) for island in islands}
+    whole = Candidate(splice(region.program, kernels), "eager", "builtin", ("attention",))
+    checks = contract(region, whole)
+    assert [check.name for check in checks] == ["contract", "cubin_scan"]
+    assert all(check.passed for check in checks), checks

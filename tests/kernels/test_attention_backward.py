@@ -70,6 +70,16 @@ def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
         check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, sm)
 
 
+def test_offsets_beyond_31_bits_are_computed_in_64() -> None:
+    plain = CASES["causal"].program()
+    far = replace(plain.inputs[2], strides=(1 << 33, 1 << 32, 32, 1))
+    program = replace(plain, inputs=(*plain.inputs[:2], far, *plain.inputs[3:]))
+    (proposal, *_) = propose(program, 90)
+    assert all(".to(tl.int64)" in kernel.text.split("SYMBOL")[-1] for kernel in lower(program, proposal).kernels)
+    assert not any(".to(tl.int64)" in kernel.text for kernel in lower(plain, proposal).kernels)
+    check_program(build(program, proposal, 90))
+
+
 def test_tensor_memory_is_not_filled_beyond_what_there_is() -> None:
     """There Triton would emit a body that only traps."""
     case = Case(*_three(1, 2, 128, 64))
