@@ -56,6 +56,29 @@ def test_fused_attention_follows_its_formula(causal: bool) -> None:
     assert exact[1] is None  # the log-sum-exp is compared with eager only
 
 
+@pytest.mark.parametrize(("name", "outs"), [("efficient", 4), ("flash", 9), ("cudnn", 9)])
+def test_fused_attention_has_its_log_sum_exp_in_the_form_of_the_operator(name: str, outs: int) -> None:
+    q, k, v = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    args = (V(0), V(1), V(2)) if name == "flash" else (V(0), V(1), V(2), None, True)
+    step = Aten(f"aten._scaled_dot_product_{name}_attention.default", args, (), tuple(range(3, 3 + outs)), many=True)
+    exact = exact_outputs(Program((spec(2, 3, 40, 8), *(spec(2, 3, 9, 8),) * 2), (step,), (4,)), [q, k, v], CPU)
+    assert not isinstance(exact, Infeasible)
+    assert exact[0] is not None
+    total = exact[0].squeeze(-1)
+    torch.testing.assert_close(total[..., :40], (q.double() @ k.double().mT / 8**0.5).logsumexp(-1))
+    assert exact[0].shape == {"efficient": (2, 3, 64), "flash": (2, 3, 40), "cudnn": (2, 3, 40, 1)}[name]
+    assert bool((total[..., 40:] == float("inf")).all())
+
+
+def test_a_log_sum_exp_that_nobody_asked_for_has_no_exact_values() -> None:
+    step = Aten(
+        "aten._scaled_dot_product_efficient_attention.default", (V(0), V(0), V(0), None, False), (), (1, 2, 3, 4), many=True
+    )
+    exact = exact_outputs(Program((spec(1, 1, 4, 8),), (step,), (1, 2)), [torch.randn(1, 1, 4, 8)], CPU)
+    assert not isinstance(exact, Infeasible)
+    assert exact[1] is None
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_heads_of_queries_share_keys_as_in_eager(heads: int) -> None:
     step = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2), 0.0, True), (), (3, 4), many=True)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.fake_gpu import graph_on_a_gpu
-from tests.kernels.compare import errors
+from tests.kernels.compare import errors, outputs_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import Step, interpret, island
 from torch_cudal1.graph.lower import lower
@@ -40,6 +40,25 @@ def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
 
     args = (Value(0), Value(1), Value(2), None, False, 0.0, causal)
     return Step("aten._scaled_dot_product_efficient_attention.default", args, 4, reference, (("scale", scale),) if scale else ())
+
+
+def _with_total(operator: str, *, causal: bool = False) -> Step:
+    """As training asks for it: the log-sum-exp of each row is read too."""
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).triu(1).bool() & causal, -INF)
+        top = scores.amax(-1, keepdim=True)  # an infinite one makes NaN in PyTorch's kernels, but not in its `logsumexp`
+        total = ((scores - top).exp().sum(-1, keepdim=True).log() + top).squeeze(-1)
+        if operator == "efficient":
+            return made.transpose(1, 2).contiguous().transpose(1, 2), F.pad(total, (0, -q.shape[2] % 32), value=INF)
+        return made, total.unsqueeze(-1) if operator == "cudnn" else total
+
+    v = (Value(0), Value(1), Value(2))
+    args = (*v, 0.0, causal) if operator == "flash" else (*v, None, True, 0.0, causal)
+    outs = 4 if operator == "efficient" else 9
+    return Step(f"aten._scaled_dot_product_{operator}_attention.default", args, outs, reference, read=2)
 
 
 def _shared(*, causal: bool = False) -> Step:
@@ -148,6 +167,12 @@ CASES: dict[str, Case] = {
     "ragged": (_fused(), _three(2, 3, 70, 24)),
     "exact tiles": (_fused(), _three(1, 2, 128, 32)),
     "causal": (_fused(causal=True), _three(1, 2, 130, 32)),
+    "log-sum-exp, ragged": (_with_total("efficient"), _three(2, 3, 70, 24)),
+    "log-sum-exp, padded beyond a tile": (_with_total("efficient", causal=True), _three(1, 2, 130, 32)),
+    "log-sum-exp, exact tiles": (_with_total("efficient"), _three(1, 2, 128, 32)),
+    "log-sum-exp, NaN and infinity": (_with_total("efficient"), _marked()),
+    "log-sum-exp, flash": (_with_total("flash", causal=True), _grouped(2, 3, 3, 70, 24)),
+    "log-sum-exp, cudnn": (_with_total("cudnn"), _grouped(1, 2, 2, 70, 32)),
     "own scale": (_fused(scale=0.3), _three(1, 2, 33, 16)),
     "keys of another length": (_fused(), (normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 16) * 2)),
     "heads inside rows": (_fused(), tuple(part.transpose(1, 2) for part in _three(2, 70, 3, 16))),  # type: ignore[dict-item]
@@ -187,14 +212,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     facts: dict[str, list[dict[str, Any]]] = {}
     for name, (function, inputs) in CASES.items():
-        eager, exact, program = function(*inputs), function(*(t.double() for t in inputs)), program_of(function, inputs)
+        eager, exact = outputs_of(function, inputs), outputs_of(function, [t.double() for t in inputs])
+        program = program_of(function, inputs)
         facts[name] = []
         for proposal in propose(program, 90)[::3]:
-            (got,) = interpret(
+            found = interpret(
                 program, proposal, inputs, lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
             )
-            assert got is not None
-            facts[name].append({"config": dict(proposal.config), **errors(got, eager, exact)})
+            for got, plain, wide in zip(found, eager, exact, strict=True):
+                assert got is not None
+                facts[name].append({"config": dict(proposal.config), **errors(got, plain, wide)})
     print(json.dumps(facts))
 
 

@@ -82,16 +82,17 @@ class Step:
     outs: int
     reference: Callable[..., Any]
     kwargs: tuple[tuple[str, Any], ...] = ()
+    read: int = 1
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """What eager gives: the outputs that the Program below yields."""
         return self.reference(*inputs)
 
     def program(self, inputs: Sequence[torch.Tensor], device: str) -> Program:
-        """One step, its first result is the output."""
+        """One step, whose first results (`read` of them) are the outputs."""
         specs = tuple(replace(TensorSpec.of(tensor), device=device) for tensor in inputs)
         outs = tuple(range(len(specs), len(specs) + self.outs))
-        return Program(specs, (Aten(self.target, self.args, self.kwargs, outs, self.outs > 1),), outs[:1])
+        return Program(specs, (Aten(self.target, self.args, self.kwargs, outs, self.outs > 1),), outs[: self.read])
 
 
 def _functional(target: str) -> str:

@@ -28,7 +28,7 @@ from torch_cudal1.kernels.lower import lower
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.execute import prepare
-from torch_cudal1.program.model import Launch, Program, Value
+from torch_cudal1.program.model import Aten, Launch, Program, Value
 from torch_cudal1.records import Region
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,10 @@ def test_scores_that_are_not_rounded_make_it_more_exact_than_eager(facts: Facts,
         assert 0.0 < fact["error"] < fact["eager"]
 
 
-@pytest.mark.parametrize("name", ["causal", f"{WIDE}, bf16 on a GPU, causal, keys repeated", f"{WIDE}, fp16 on a GPU"])
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "log-sum-exp, padded beyond a tile", f"{WIDE}, bf16 on a GPU, causal, keys repeated", f"{WIDE}, fp16 on a GPU"],
+)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
     reference = program_of(*CASES[name])
@@ -108,6 +111,15 @@ def test_a_fused_operators_bias_is_refused_since_it_may_mask_whole_rows() -> Non
     assert propose(masked, 90) == ()
     with pytest.raises(NotLowerableError, match="mask a whole row"):
         lower(masked, Proposal("attention", {}))
+
+
+def test_seeds_that_are_read_are_refused_since_pytorch_leaves_them_undefined() -> None:
+    function, inputs = CASES["log-sum-exp, ragged"]
+    program = program_of(function, inputs)
+    (step,) = program.steps
+    assert isinstance(step, Aten)
+    assert propose(program, 90)
+    assert refusal(replace(program, outputs=step.outs)) == "output 5 (int64 of shape ()) is a result that no kernel yields"
 
 
 def refusal(program: Program) -> str:

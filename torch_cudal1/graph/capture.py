@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.seeds import without_undefined_seeds
 from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
 
@@ -138,6 +139,7 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
         return lambda inputs: slots[kind](inputs)
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        without_undefined_seeds(joint)
         forward, backward = _partition(joint, joint_inputs, **kwargs)
         found.append(CapturedGraph("backward", copy.deepcopy(backward), frozenset(), _origins(backward)))
         return forward, backward

@@ -6,8 +6,8 @@
 An island is a convex set of steps (no path leaves it and comes back), made of pointwise steps around at most one row operation
 (norm, softmax, reduction). Layout changes stay outside, with Inductor; so do matrix products and convolutions, except with
 `products`: then each starts an island of its own, which takes the pointwise steps and reshapes after it and, before it, what makes
-numbers of weights of few bits; and a recurrent layer is one by itself. `left` says for each kind of step why. Nothing is decided
-here about speed: an island is only worth a look.
+numbers of weights of few bits; and a recurrent layer is one by itself, as is the backward of fused attention. `left` says for each
+kind of step why. Nothing is decided here about speed: an island is only worth a look.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch_cudal1.graph import dequantised
 from torch_cudal1.graph.attention import FUSED, chains
 from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
-from torch_cudal1.kernels import pointwise
+from torch_cudal1.kernels import attention_backward, pointwise
 from torch_cudal1.program import bessel
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
@@ -33,7 +33,10 @@ from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "starts_island", "with_inputs"]
 
-_PRODUCTS = FUSED | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
+_ALONE = TARGETS | attention_backward.TARGETS  # their kernels take no further step in
+_PRODUCTS = (
+    FUSED | attention_backward.TARGETS | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
+)
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
@@ -154,7 +157,7 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
         used = set(used_values(step))
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         product = products and is_product(step)
-        alone = products and _is_recurrent(step)
+        alone = products and isinstance(step, Aten) and step.target in _ALONE
         starts = product or alone or _is_pool(step)  # their operands are read from memory: they join nobody
         if position in given and given[position] in started:
             chosen: int | None = started[given[position]]

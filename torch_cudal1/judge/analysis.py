@@ -223,7 +223,7 @@ def _reduction_length(name: str, bound: Mapping[str, Any], shapes: Mapping[int, 
     if "convolution" in name:
         return math.prod((_shape(bound.get("weight"), shapes) or (1, 1))[1:])
     if "scaled_dot_product" in name:
-        return max((_shape(bound.get("key"), shapes) or (1,))[-2:])
+        return max(max((_shape(bound.get(one), shapes) or (1,))[-2:]) for one in ("key", "query" if "backward" in name else "key"))
     if name not in _REDUCTIONS:
         return 1
     shape = _shape(bound.get("self", bound.get("input")), shapes) or ()

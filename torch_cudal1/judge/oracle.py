@@ -1,9 +1,9 @@
 """The float64 run of a reference Program: what the region would yield without rounding.
 
 Floating inputs and constants are upcast and every floating dtype argument becomes float64. Fused attention, which has no float64
-kernel, is computed by its formula; so are group norm, whose kernels turn an infinite weight into a difference of infinities, and
-transposed convolutions, for which PyTorch takes 2 to 14 times as long on a GPU as their matrix products do (bench_float64). It runs
-in the judge's own process and never sees a candidate.
+kernel, is computed by its formula, its backward from the result and the log-sum-exp that it is given; so are group norm, whose
+kernels turn an infinite weight into a difference of infinities, and transposed convolutions, for which PyTorch takes 2 to 14 times
+as long on a GPU as their matrix products do (bench_float64). It runs in the judge's own process and never sees a candidate.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _ATTENTION = frozenset(
         "_scaled_dot_product_fused_attention_overrideable",
     }
 )
+_LOG_SUM_EXPS = frozenset(f"_scaled_dot_product_{name}_attention" for name in ("efficient", "flash", "cudnn"))  # natural ones
+_ATTENTION_BACKWARD = frozenset(f"{name}_backward" for name in _LOG_SUM_EXPS)
+_ASKED = "compute_log_sumexp"  # an argument of some operators
 _NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
@@ -125,7 +128,12 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
         raise NotImplementedError(f"{step.target} reads the bits of its argument")
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
-        return {step.outs[0]: _attention(bound)}
+        scores, value = _scores(bound)
+        made = {step.outs[0]: _weighted(scores.softmax(-1), value, _seen(bound, scores))}
+        return made | ({step.outs[1]: _log_sum_exp(name, scores)} if name in _LOG_SUM_EXPS and bound.get(_ASKED, True) else {})
+    if name in _ATTENTION_BACKWARD:
+        bound = {key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()}
+        return dict(zip(step.outs, _attention_backward(bound), strict=False))
     if name == "native_group_norm":
         bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
         return dict(zip(step.outs, _group_norm(bound), strict=True))
@@ -188,20 +196,66 @@ def _transposed_convolution(bound: Mapping[str, Any]) -> torch.Tensor:
     return cut.contiguous() if bias is None else cut + bias.reshape(1, -1, *(1,) * len(size))
 
 
-def _attention(bound: Mapping[str, Any]) -> torch.Tensor:
-    """softmax(q k^T scale + bias) v, with the arguments every fused variant has under the same names."""
+def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """q k^T scale + bias, masked, with the arguments every fused variant has under the same names; and values, for each head."""
     query, key, value = bound["query"], bound["key"], bound["value"]
     if bound.get("dropout_p", 0.0):
         raise NotImplementedError("attention with dropout")
     if query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1:  # neighbouring queries share a head
         key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
-    scale = bound.get("scale")
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = query @ key.transpose(-2, -1) * _scale(bound)
     bias = next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
     if bias is not None:
         scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-    if bound.get("is_causal", False):
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
-    result: torch.Tensor = scores.softmax(-1) @ value
-    return result
+    seen = _seen(bound, scores)
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf), value
+
+
+def _scale(bound: Mapping[str, Any]) -> float:
+    given = bound.get("scale")
+    return 1 / math.sqrt(bound["query"].shape[-1]) if given is None else float(given)
+
+
+def _seen(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None:
+    """What a causal mask lets through, by query and key; None without one."""
+    if not bound.get("is_causal", False):
+        return None
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+
+
+def _weighted(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+    """weights @ values, of which what is not `seen` takes no part: not even as 0 times NaN, which kernels form in some blocks."""
+    plain = weights @ values
+    if seen is None or bool(values.isfinite().all()):
+        return plain
+    reached = seen.double() @ (~values.isfinite()).double() > 0
+    return torch.where(reached, plain, weights @ values.nan_to_num(0.0, 0.0, 0.0))
+
+
+def _log_sum_exp(name: str, scores: torch.Tensor) -> torch.Tensor:
+    """Of each row, in the operator's form: the "efficient" kernels write 0 for a row without keys, and behind the rows infinities
+    until there are a multiple of 32.
+    """
+    total = scores.logsumexp(-1)
+    if "efficient" in name:
+        total = total.masked_fill(total == -math.inf, 0.0)
+        return torch.nn.functional.pad(total, (0, -total.shape[-1] % 32), value=math.inf)
+    return total.unsqueeze(-1) if "cudnn" in name else total
+
+
+def _attention_backward(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of queries, keys and values. What a mask hides takes no part, whatever NaN its row holds."""
+    grad, query, key = bound["grad_out"], bound["query"], bound["key"]
+    scores, value = _scores(bound)
+    heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+    total = bound["logsumexp"].reshape(*scores.shape[:2], -1)[..., : scores.shape[2]]
+    weights = (scores - total[..., None]).exp_()
+    slopes = weights * (grad @ value.transpose(-2, -1) - (grad * bound["out"]).sum(-1, keepdim=True))
+    seen = _seen(bound, scores)
+    if seen is not None:
+        weights, slopes = (one.masked_fill_(~seen, 0.0) for one in (weights, slopes))
+    turned = None if seen is None else seen.t()
+    d_key = _weighted(slopes.transpose(-2, -1), query, turned) * _scale(bound)
+    d_value = _weighted(weights.transpose(-2, -1), grad, turned)
+    d_key, d_value = (one.unflatten(1, (heads, shared)).sum(2) for one in (d_key, d_value))
+    return _weighted(slopes, key.repeat_interleave(shared, 1), seen) * _scale(bound), d_key, d_value

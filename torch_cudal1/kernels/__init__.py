@@ -1,6 +1,6 @@
 """Built-in kernels, lowered to data-only Programs of cubins.
 
-Matrix products, convolutions, attention, softmax, norms, losses, reductions, scans, pooling and element-wise chains.
+Matrix products, convolutions, attention and its backward, softmax, norms, losses, reductions, scans, pooling, element-wise chains.
 
 `propose` looks at an island's reference Program, `build` compiles a proposal (in the judge's build process, without a GPU).
 """

@@ -8,6 +8,8 @@ of half types as they are. There scores stay in fp32 up to the weights, which th
 that takes its softmax in fp32 and rounds the weights is computed so, and its scores are not rounded on the way. Products of two
 types are refused. Bytes moved: one read of query, keys and values per band of rows, which the L2 serves, and one write.
 
+The log-sum-exp of each row, which a backward reads, is a second result where a fused operator yields it.
+
 Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention (2022); Milakov, Gimelshein (2018) for the online softmax.
 """
 
@@ -22,7 +24,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, row_major
-from torch_cudal1.kernels.nodes import Dot, Leaf, Map, Node, Softmax, View, reshape, resolved, rounding, sources
+from torch_cudal1.kernels.nodes import Dot, Leaf, LogSumExp, Map, Node, Softmax, View, reshape, resolved, rounding, sources
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
 from torch_cudal1.kernels.source import POINTERS, headed
@@ -75,7 +77,10 @@ top = higher
 
 @dataclass(frozen=True)
 class _Parts:
-    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is the result's element."""
+    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is the result's element.
+
+    `total`: the log-sum-exp of each row where that is a result too.
+    """
 
     first: Dot
     second: Dot
@@ -83,6 +88,7 @@ class _Parts:
     result: Nest
     softmax: bool
     causal: bool
+    total: Output | None = None
 
 
 def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
@@ -113,9 +119,7 @@ def attended(traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec],
 
 
 def _parts(traced: Trace, free: int) -> _Parts:
-    if len(traced.outputs) != 1:
-        raise NotLowerableError("attention with several results")
-    (output,) = traced.outputs
+    output, total = _results(traced.outputs)
     (node,) = resolved((output.node,), streamed=False)
     second = _dot_below(node)
     weights = _behind_views(second.left, second.shape[0], second.left.shape)
@@ -134,7 +138,18 @@ def _parts(traced: Trace, free: int) -> _Parts:
     nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
     result = schedule_tail((_in_order(replace(output, node=node), second),), second)
     causal = isinstance(weights, Softmax) and weights.causal
-    return _Parts(first, second, nest, result, softmax, causal)
+    return _Parts(first, second, nest, result, softmax, causal, total)
+
+
+def _results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
+    """The weighted values, and the log-sum-exp where that is a result too."""
+    totals = [one for one in outputs if isinstance(one.node, LogSumExp)]
+    others = [one for one in outputs if one not in totals]
+    if len(others) != 1 or len(totals) > 1:
+        raise NotLowerableError("attention with several results")
+    if totals and totals[0].spec.strides != row_major(totals[0].spec.shape):
+        raise NotLowerableError(f"a log-sum-exp with strides {totals[0].spec.strides}")
+    return others[0], totals[0] if totals else None
 
 
 def _dot_below(node: Node) -> Dot:
@@ -308,14 +323,25 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     finish = ["acc = tl.div_rn(out, total)" if parts.softmax else "acc = out", "column = e[None, :]"]
     finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
     finish += triton_tail(parts.result, rows, out_width, (ragged[0], out_width != size))
+    finish += _total_lines(parts.total, height) if parts.total else []
     lines: list[str] = []
     blocks = {"SCORES": scores, "WEIGHTS": weights, "FINISH": finish}
     for line in _BODY.strip().splitlines():
         indent, word = line[: len(line) - len(line.lstrip())], line.strip()
         lines += [indent + one for one in blocks.get(word, [])] if word in blocks else _filled(line, words)
-    ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes)))
+    totals = (parts.total.value,) if parts.total else ()
+    ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes, *totals)))
     head = ", ".join(f"p{one}" for one in ordered) + "):\n"
     return headed(head + "\n".join("    " + line for line in lines) + "\n"), ordered
+
+
+def _total_lines(output: Output, height: int) -> list[str]:
+    """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from, infinity behind the last row."""
+    padded = output.spec.shape[2]
+    inside = f"(m < {height})[:, None]" if padded > height else ""
+    made = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
+    made = f'tl.where({inside}, {made}, float("inf"))' if inside else made
+    return [f"tl.store(p{output.value} + batch * {padded} + m[:, None], {made}, mask=(m < {padded})[:, None])"]
 
 
 def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:

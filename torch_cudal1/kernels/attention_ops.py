@@ -9,7 +9,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import softmax
-from torch_cudal1.kernels.nodes import Dot, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
+from torch_cudal1.kernels.nodes import Dot, LogSumExp, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
 from torch_cudal1.program.model import TensorSpec
@@ -60,7 +60,9 @@ def _fused(names: tuple[str, ...]) -> Handler:
         weights = Softmax(weights.shape, weights.dtype, weights.template, weights.args, scores, causal)
         batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
         made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
-        return reshape(made, outs[0].shape), *(None for _ in outs[1:])
+        total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None
+        # what is left are seeds, undefined without dropout, and what is None or a number
+        return reshape(made, outs[0].shape), total, *(None for _ in outs[2:])
 
     return handle
 

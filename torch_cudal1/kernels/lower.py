@@ -12,6 +12,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.attention import attended, attentions
+from torch_cudal1.kernels.attention_backward import FAMILY, gradients, gradients_of, is_backward
 from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import TILED, Schedule, read, schedules
@@ -63,6 +64,8 @@ def propose(program: Program, sm: int, rights: Collection[str] = (), *, most: in
     try:
         if is_recurrent(program):
             return recurrences(program, sm)
+        if is_backward(program):
+            return gradients(program, sm, rights, most)
         traced = trace(program)
         if traced.family == "conv":
             return _that_lower(program, traced, proposals(traced, sm, rights, most))
@@ -81,6 +84,8 @@ def lower(program: Program, proposal: Proposal, *, traced: Trace | None = None) 
     """The kernels of a proposal. Raises NotLowerableError (the island is not ours) or ProgramError (the proposal is nonsense)."""
     if traced is None and proposal.family == "recurrent":
         return Lowered(*recurred(program, proposal))
+    if traced is None and is_backward(program) and proposal.family == FAMILY:
+        return Lowered(*gradients_of(program, proposal))
     traced = trace(program) if traced is None else traced
     if proposal.family != traced.family:
         raise ProgramError("proposal", f"family {proposal.family!r} for an island of family {traced.family!r}")

@@ -24,6 +24,7 @@ __all__ = [
     "Either",
     "Flip",
     "Leaf",
+    "LogSumExp",
     "Map",
     "Node",
     "Padded",
@@ -113,6 +114,15 @@ class Softmax(Map):
 
     scores: Node
     causal: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LogSumExp(Node):
+    """The logarithm of what each row of `weights` was divided by before its largest score was taken off: (batch, heads, rows), and
+    infinities where these are more than rows. Only the kernel that computes the weights has it.
+    """
+
+    weights: Softmax
 
 
 @dataclass(frozen=True, eq=False)

@@ -177,7 +177,9 @@ def _outputs(
     found = []
     for value in wanted:
         node, spec = nodes[value], specs[value]
-        if node is None or spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
+        if node is None:  # such as the seeds of attention without dropout, whose memory PyTorch leaves as it was
+            raise NotLowerableError(f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields")
+        if spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
             raise NotLowerableError(f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled")
         found.append(Output(value, node, spec))
     return tuple(found)

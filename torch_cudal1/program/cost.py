@@ -23,8 +23,9 @@ from torch_cudal1.program.operator import value_specs
 __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "is_view", "launches_us"]
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
-_FUSED_ATTENTION = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention") for name in ("efficient", "flash", "cudnn")
+_FUSED_ATTENTION, _ITS_BACKWARD = (
+    tuple(getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention{end}") for name in ("efficient", "flash", "cudnn"))
+    for end in ("", "_backward")
 )
 
 
@@ -89,13 +90,22 @@ def counting_flops() -> FlopCounterMode:
 
     Of fewer heads of keys than of queries too, which that of torch 2.11 refuses.
     """
-    return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops))
+    backward = dict.fromkeys(_ITS_BACKWARD, _attention_backward_flops)
+    return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops) | backward)
 
 
 def _attention_flops(query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any) -> int:
     """Two products for every head of queries; what a causal mask saves is not taken off."""
     *heads, rows, depth = query
     return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
+
+
+def _attention_backward_flops(
+    _grad: Sequence[int], query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Five products: scores anew, gradients of weights and of values, and from both those of queries and keys."""
+    *heads, rows, depth = query
+    return 2 * math.prod(heads) * rows * keys[-2] * (3 * depth + 2 * values[-1])
 
 
 def _flops(program: Program) -> float:

@@ -1,0 +1,187 @@
+"""The interpreted process of `test_attention_backward`: `python -m tests.kernels.compare_attention_backward`, TRITON_INTERPRET=1;
+prints one JSON.
+
+As `compare_attention`: addresses, masks and formulas are seen here; how exact products in pieces are, a GPU tells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.kernels.compare import errors
+from tests.kernels.compare_attention import BF16, HALF, INF, NAN, heads_of
+from tests.kernels.compare_products import normal
+from tests.kernels.islands import interpret
+from torch_cudal1.kernels import propose
+from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
+
+RESULTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backward of fused attention: what the forward got, and which gradients are read."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool = False
+    scale: float | None = None
+    operator: str = "efficient"
+    wanted: tuple[str, ...] = RESULTS
+    grad_of_rows: bool = False  # the gradient of a sum over elements: each row's is one number in memory
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset: as the operators get them."""
+        out, total = self.forward(torch.float32)
+        grad = normal(*out.shape[:-1], 1).expand(out.shape) if self.grad_of_rows else normal(*out.shape)
+        kind = self.query.dtype
+        grad = grad if self.grad_of_rows else grad.to(kind)
+        rows = out.shape[2]
+        if self.operator == "efficient":
+            total = torch.nn.functional.pad(total, (0, -rows % 32), value=INF)
+            out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        total = total.unsqueeze(-1) if self.operator == "cudnn" else total
+        seeds = (torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64))
+        return grad, self.query, self.key, self.value, out.to(kind), total, *seeds
+
+    def forward(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Result and log-sum-exp of each row."""
+        query, key, value = (one.to(dtype) for one in (self.query, self.key, self.value))
+        scores = self._scores(query, key)
+        return scores.softmax(-1) @ heads_of(value, query.shape[1]), scores.logsumexp(-1)
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        scores = query @ heads_of(key, query.shape[1]).transpose(-1, -2) * scale
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return scores.masked_fill(~allowed, -INF) if self.causal else scores
+
+    def program(self) -> Program:
+        """The island, on a GPU."""
+        specs = tuple(replace(TensorSpec.of(one), device="cuda") for one in self.inputs())
+        v = [Value(index) for index in range(len(specs))]
+        kwargs = () if self.scale is None else (("scale", self.scale),)
+        rows, columns = self.query.shape[2], self.key.shape[2]
+        args: tuple[Any, ...] = (*v[:4], None, *v[4:8], 0.0, (True, True, True, False), self.causal)
+        if self.operator == "flash":
+            args = (*v[:6], None, None, rows, columns, 0.0, self.causal, *v[6:])
+        elif self.operator == "cudnn":
+            args = (*v[:8], None, None, None, rows, columns, 0.0, self.causal)
+        outs = tuple(range(len(specs), len(specs) + (4 if self.operator == "efficient" else 3)))
+        step = Aten(f"aten._scaled_dot_product_{self.operator}_attention_backward.default", args, kwargs, outs, True)
+        return Program(specs, (step,), tuple(outs[RESULTS.index(name)] for name in self.wanted))
+
+    def expected(self, dtype: torch.dtype) -> list[Tensor]:
+        """The gradients that are read, by the operators' formula from the result and log-sum-exp that are given.
+
+        In fp32 as eager's kernels have it: weights and slopes are rounded to the type of what they are multiplied with.
+        """
+        grad, query, key, value, out, total = (one.to(dtype) for one in self.inputs()[:6])
+        heads, own = query.shape[1], key.shape[1]
+        total = total.reshape(*total.shape[:2], -1)[..., : query.shape[2]]
+        allowed = self._scores(torch.zeros_like(query), torch.zeros_like(key)) > -INF
+        weights = torch.where(allowed, (self._scores(query, key) - total[..., None]).exp(), 0.0)
+        back = grad @ heads_of(value, heads).transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)
+        slopes = torch.where(allowed, weights * back, 0.0)
+        if dtype is torch.float32:
+            weights, slopes = (one.to(self.query.dtype).float() for one in (weights, slopes))
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        made = {
+            "query": slopes @ heads_of(key, heads) * scale,
+            "key": (slopes.transpose(-1, -2) @ query * scale).unflatten(1, (own, -1)).sum(2),
+            "value": (weights.transpose(-1, -2) @ grad).unflatten(1, (own, -1)).sum(2),
+        }
+        return [made[name] for name in self.wanted]
+
+
+def _three(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    whole = normal(3, *shape).to(dtype)
+    return whole[0].clone(), whole[1].clone(), whole[2].clone()
+
+
+def _cross(rows: int, columns: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(1, 2, rows, size), normal(1, 2, columns, size), normal(1, 2, columns, size) * 2
+
+
+def _shared(heads: int, own: int, length: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(normal(2, count, length, size).to(dtype) for count in (heads, own, own))
+
+
+def _inside_rows(batch: int, length: int, heads: int, size: int) -> tuple[Tensor, ...]:
+    """Three parts of one projection, turned to heads before rows: what models give."""
+    return tuple(part.unflatten(-1, (heads, size)).transpose(1, 2) for part in normal(batch, length, 3 * heads * size).chunk(3, -1))
+
+
+def _marked(name: str, value: float) -> tuple[Tensor, ...]:
+    """With one special number in a tensor."""
+    given = dict(zip(RESULTS, _three(1, 2, 70, 16), strict=True))
+    given[name][0, 1, 20, 3] = value
+    return tuple(given.values())
+
+
+CASES: dict[str, Case] = {
+    "ragged": Case(*_three(2, 3, 70, 32)),
+    "exact tiles": Case(*_three(1, 2, 128, 64)),
+    "heads of 40": Case(*_three(1, 2, 70, 40)),
+    "heads of 128": Case(*_three(1, 1, 70, 128)),
+    "causal": Case(*_three(1, 2, 150, 32), causal=True),
+    "causal, exact tiles": Case(*_three(1, 2, 128, 128), causal=True),
+    "causal, more queries than keys": Case(*_cross(150, 70, 16), causal=True),
+    "causal, fewer queries than keys": Case(*_cross(40, 130, 16), causal=True),
+    "keys of another length": Case(*_cross(40, 90, 16)),
+    "values of another size": Case(normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 48)),
+    "own scale": Case(*_three(1, 2, 33, 16), scale=0.3),
+    "heads inside rows": Case(*_inside_rows(2, 70, 3, 32), causal=True),  # type: ignore[arg-type]
+    "a gradient that is one number a row": Case(*_three(1, 2, 70, 32), grad_of_rows=True),
+    "queries' only": Case(*_three(1, 2, 70, 32), wanted=("query",)),
+    "values' only": Case(*_three(1, 2, 70, 32), wanted=("value",)),
+    "keys' and queries'": Case(*_three(1, 2, 70, 32), wanted=("key", "query")),
+    "NaN in a query": Case(*_marked("query", NAN)),  # type: ignore[arg-type]
+    "NaN in a key": Case(*_marked("key", NAN)),  # type: ignore[arg-type]
+    "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
+    "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
+    "flash, bf16, causal, heads of 128": Case(*_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True),
+    "flash, fp16, shared keys, causal": Case(*_shared(6, 2, 70, 24, HALF), operator="flash", causal=True),  # type: ignore[arg-type]
+    "cudnn, bf16": Case(*_three(1, 2, 90, 32, dtype=BF16), operator="cudnn"),
+    "efficient, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF)),
+}
+
+
+def _facts(case: Case) -> list[dict[str, Any]]:
+    program, inputs = case.program(), case.inputs()
+    eager, exact = case.expected(torch.float32), case.expected(torch.float64)
+    facts = []
+    first, *_, last = propose(program, 90)
+    for proposal in (first, last):
+        found = interpret(
+            program, proposal, inputs, lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
+        )
+        for name, got, plain, wide in zip(case.wanted, found, eager, exact, strict=True):
+            assert got is not None
+            facts.append({"config": dict(proposal.config), "of": name, **errors(got, _like(plain, got), wide)})
+    return facts
+
+
+def _like(tensor: Tensor, got: Tensor) -> Tensor:
+    """As the operator would yield it: its own type, and the strides that its meta kernel tells."""
+    return torch.empty_strided(got.shape, got.stride(), dtype=got.dtype).copy_(tensor)
+
+
+def main(names: Sequence[str]) -> None:
+    """Compare the cases and print the facts."""
+    warnings.simplefilter("ignore")
+    print(json.dumps({name: _facts(CASES[name]) for name in names}))
+
+
+if __name__ == "__main__":
+    main(list(CASES))
