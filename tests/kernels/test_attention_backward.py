@@ -277,10 +277,10 @@ class Attended(nn.Module):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_training_step_of_fp32_attention_has_eagers_gradients(tmp_path: Path) -> None:
     module, x = Attended().cuda(), torch.randn(4, 1024, 256, device="cuda", requires_grad=True)
-    served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=60.0, strictness="error")
     wanted = (x, *module.parameters())
     weights = torch.randn(4, 1024, 256, device="cuda")
-    expected = torch.autograd.grad((module(x) * weights).sum(), wanted)
+    expected = torch.autograd.grad((module(x) * weights).sum(), wanted)  # before: the module itself is what is accelerated
+    served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=60.0, strictness="error")
     found = torch.autograd.grad((served(x) * weights).sum(), wanted)
     for got, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(got, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
