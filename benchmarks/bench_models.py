@@ -116,7 +116,7 @@ def not_served(events: Sequence[Event]) -> tuple[str, ...]:
     return tuple(
         f"{'left out: ' if event.what == 'left_out' else ''}{event.facts.get('reason', '')}"[:300]
         for event in events
-        if event.what in ("fallback", "left_out")
+        if event.what == "fallback" or (event.stage, event.what) == ("capture", "left_out")
     )
 
 

@@ -111,5 +111,6 @@ def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:
         Event("capture", "left_out", facts={"reason": "operator yields a number"}),
         Event("bind", "fallback", facts={"reason": "RuntimeError: no"}),
         Event("swap", "runs", facts={"what": "eager"}),
+        Event("shadow", "left_out", facts={"reason": "it is served, and not watched"}),
     ]
     assert bench_models.not_served(events) == ("left out: operator yields a number", "RuntimeError: no")

@@ -53,9 +53,8 @@ _HALF_TILES = {
     128: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
 }
 _PIECES = 16  # bytes of shared memory at least for an element of fp32 tiles that stay: two tensors, two pieces
-_CAUSAL_BLOCK = (
-    64  # rows of PyTorch's blocks: in larger ones a NaN that the mask hides would reach rows that it does not reach there
-)
+# rows at most under a causal mask: in larger blocks than PyTorch's a NaN that the mask hides would reach further than there
+_CAUSAL_BLOCK = 64
 _TENSOR_MEMORY = range(100, 120)  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
 
 
