@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
 REFUSED: dict[str, tuple[Function, tuple[torch.Tensor, ...], str]] = {
     "an unknown op": (lambda x: torch.roll(x, 1, 0) + 1, (X,), "aten.roll"),
     "a scan of what another scan yields, across": (lambda x: x.cumsum(0).cumsum(1), (X,), "another dimension"),
-    "a pool with its places": (lambda x: aten.max_pool2d_with_indices(x[None], [2, 2]), (X,), "empty"),
+    "a pool with its places": (lambda x: aten.max_pool2d_with_indices(x[None], [2, 2]), (X,), "no kernel yields"),
     "a pool of what is computed": (lambda x: aten.avg_pool2d(x[None] * 2, [2, 2]), (X,), "once for every tap"),
     "a pool beyond its input": (lambda x: aten.avg_pool2d(x[None], [5, 5], [5, 5], [0, 0], True), (X,), "leaves the padded"),
     "a pool with a large window": (lambda x: aten.avg_pool2d(x[None], [8, 12]), (X,), "a window of"),
