@@ -141,3 +141,34 @@ def test_scores_of_another_type_than_the_values_are_left_in_parts() -> None:
     products = [targets(island.region.program) for island in islands if BMM in targets(island.region.program)]
     assert [found.count(BMM) for found in products] == [1, 1]
     assert all(propose(island.region.program, 90) for island in islands)
+
+
+def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outside() -> None:
+    """A chunk of a state-space model: a mask of all heads is read, exponentials for each score are computed where they are used."""
+    batch, length, heads = 2, 64, 3
+
+    def model(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+        decays = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(mask == 0, -torch.inf).exp()
+        scores = torch.einsum("blhn,bshn->blhs", c, b)
+        return torch.einsum("blhs,bshp->blhp", scores * decays.permute(0, 2, 1, 3), x)
+
+    wide, sums = (batch, length, heads, 16), (batch, heads, length)
+    region = lower(graph_on_a_gpu(model, wide, wide, sums, wide, (length, length))).region
+    (island,) = attention_in(region)
+    found = targets(island.region.program)
+    assert found.count(BMM) == 2
+    assert {"aten.sub.Tensor", "aten.masked_fill.Scalar", "aten.exp.default"} <= set(found)
+    assert "aten.eq.Scalar" not in found
+    assert (length, length) in {spec.shape for spec in island.region.program.inputs}
+    assert len(propose(island.region.program, 90)) >= 2
+
+
+def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
+    """Heads as large as the sequence is long: what makes queries of them has as many elements as the scores."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(q.sigmoid() * 2, k.transpose(1, 2)).relu(), v)
+
+    (island,) = attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
+    assert "aten.sigmoid.default" not in targets(island.region.program)
+    assert len(propose(island.region.program, 90)) >= 2

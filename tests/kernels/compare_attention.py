@@ -133,6 +133,22 @@ def with_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(F.relu(torch.bmm(q, k.transpose(1, 2)) * 0.1), v)
 
 
+def decayed(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    """What a chunk of a state-space model (Mamba 2) gives to itself. The scores are weighted under another order of dimensions.
+
+    c, b: (batch, length, heads, states); a: (batch, heads, length), running sums; x: (batch, length, heads, size).
+    """
+    apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
+    scores = torch.einsum("blhn,bshn->blhs", c, b)
+    return torch.einsum("blhs,bshp->blhp", scores * apart.exp().permute(0, 2, 1, 3), x)
+
+
+def _chunk(batch: int, length: int, heads: int, states: int, size: int) -> tuple[Tensor, ...]:
+    sums = normal(batch, heads, length).abs().cumsum(-1) * -0.2
+    c, b, x = (normal(batch, length, heads, width) for width in (states, states, size))
+    return c, b, sums, x, torch.ones(length, length).tril()
+
+
 def _three(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     whole = normal(3, *shape)
     return whole[0].clone(), whole[1].clone(), whole[2].clone()
@@ -198,6 +214,8 @@ CASES: dict[str, Case] = {
     "softmax in fp32, decomposed": (with_prims, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16))),
     "relu in fp32, fp16": (relu_in_fp32, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20))),
     "relu": (with_relu, _three(3, 70, 20)),
+    "decays": (decayed, _chunk(2, 64, 3, 16, 40)),
+    "decays, ragged": (decayed, _chunk(2, 70, 3, 20, 16)),
     "epilogue": (lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r, (*_three(3, 70, 20), normal(3, 70, 20))),
 }
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from torch_cudal1.graph.island_ops import EXPRESSED
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
@@ -103,9 +104,11 @@ def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
         return set()
     if not all(uses.only_in(position, inside) for position in inside - {last}):
         return set()
+    between = inside - {first, last}
     for operand in (left, right, values):
         _take_layout_before(operand, uses, inside)
     _take_layout_after(last, uses, inside)
+    _take_made_alike(between, specs[step_outs(uses.steps[first])[0]].numel, inside, uses, specs)
     return inside if len(inside) <= _MOST_STEPS else set()
 
 
@@ -166,6 +169,28 @@ def _take_layout_before(value: int, uses: _Uses, inside: set[int]) -> None:
             return
         inside.add(position)
         value = next(iter(used_values(uses.steps[position])))
+
+
+def _take_made_alike(between: set[int], scores: int, inside: set[int], uses: _Uses, specs: Mapping[int, TensorSpec]) -> None:
+    """Steps that make what the steps `between` combine `scores` scores with, and that is as many numbers: in memory it would be
+    written and read for nothing.
+
+    The decays of a state-space model are such (an exponential of differences). What is smaller is made once and read by every tile.
+    """
+    waiting = [index for position in between for index in used_values(uses.steps[position])]
+    while waiting:
+        index = waiting.pop()
+        position = uses.maker.get(index)
+        if position is None or position in inside or len(inside) >= _MOST_STEPS or specs[index].numel != scores:
+            continue
+        step = uses.steps[position]
+        if _is_made_alike(step) and uses.only_in(position, inside):
+            inside.add(position)
+            waiting += used_values(step)
+
+
+def _is_made_alike(step: Step) -> bool:
+    return _goes_between(step) and isinstance(step, Aten) and step.target in EXPRESSED | _LAYOUT
 
 
 def _take_layout_after(last: int, uses: _Uses, inside: set[int]) -> None:

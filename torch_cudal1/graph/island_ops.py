@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch_cudal1.kernels import pointwise
+from torch_cudal1.program import bessel
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Step, step_outs
 
-__all__ = ["POOLS", "ROW_OPS", "YIELD_ROWS", "around_scans", "may_follow"]
+__all__ = ["EXPRESSED", "POOLS", "ROW_OPS", "YIELD_ROWS", "around_scans", "may_follow"]
 
+# element-wise, and a kernel has an expression for it
+EXPRESSED = frozenset(name if name.startswith("prims.") else f"aten.{name}" for name in pointwise.HANDLERS) | bessel.TARGETS
 # yield one value a row: a sum of those over everything may be part of the same island
 YIELD_ROWS = frozenset(
     f"aten.{name}"

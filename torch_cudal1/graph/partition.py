@@ -21,9 +21,8 @@ import torch
 
 from torch_cudal1.graph import dequantised
 from torch_cudal1.graph.attention import FUSED, chains
-from torch_cudal1.graph.island_ops import POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
-from torch_cudal1.kernels import attention_backward, pointwise
-from torch_cudal1.program import bessel
+from torch_cudal1.graph.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
+from torch_cudal1.kernels import attention_backward
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
@@ -48,8 +47,7 @@ _UNTAGGED = frozenset(
 )
 # An island with an element-wise step that no kernel has would get no kernel at all, its product neither. So would one with two
 # results in one memory: what a forward keeps of its own result for the backward is such a one, by `detach`.
-_EXPRESSED = frozenset(name if name.startswith("prims.") else f"aten.{name}" for name in pointwise.HANDLERS) | bessel.TARGETS
-_EXPRESSED -= {"aten.detach.default", "aten.alias.default"}
+_SERVED = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
 _ALIGNMENT = 16  # bytes
 _MIN_STEPS = 2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
 
@@ -346,7 +344,7 @@ def _is_fusible(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
     pointwise_step = torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
-    return _is_row_op(step) or (pointwise_step and step.target in _EXPRESSED)
+    return _is_row_op(step) or (pointwise_step and step.target in _SERVED)
 
 
 def _why_left(step: Step) -> str:

@@ -24,7 +24,7 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, row_major
-from torch_cudal1.kernels.nodes import Dot, Leaf, LogSumExp, Map, Node, Softmax, View, reshape, resolved, rounding, sources
+from torch_cudal1.kernels.nodes import Dot, Leaf, LogSumExp, Map, Node, Softmax, View, every, reshape, resolved, rounding, sources
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
 from torch_cudal1.kernels.source import POINTERS, headed
@@ -93,10 +93,12 @@ class _Parts:
 
 def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
     """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no attention."""
-    dtype = _parts(traced, 1 + max(traced.leaves)).first.left.dtype
+    first = _parts(traced, 1 + max(traced.leaves)).first
+    dtype, height = first.left.dtype, first.shape[1]
     methods = ("half",) if dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
     found = [(m, *tile) for tile in _TILES for m in methods]
     names = ("method", "rows", "columns", "warps", "stages")
+    found.sort(key=lambda one: one[1] >= 2 * height)  # tiles that are mostly empty come last
     return tuple(Proposal("attention", dict(zip(names, one, strict=True))) for one in found[:most])
 
 
@@ -124,7 +126,7 @@ def _parts(traced: Trace, free: int) -> _Parts:
     second = _dot_below(node)
     weights = _behind_views(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
-    if type(weights) is Map and any(isinstance(arg, Softmax) for arg in weights.args):
+    if not softmax and every(Softmax, (weights,)):
         raise NotLowerableError("a softmax that is computed on, or rounded to another type, before it meets the values")
     scores = weights.scores if isinstance(weights, Softmax) else weights
     first = _dot_below(scores)
@@ -167,7 +169,12 @@ def _dot_below(node: Node) -> Dot:
 
 
 def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
-    """The weights under other shapes; the same elements in the same order."""
+    """The weights under other shapes; the same elements in the same order. What is no softmax is taken as it comes, in any order."""
+    below = node
+    while isinstance(below, View) or _hands_on(below, node.dtype):
+        (below,) = sources(below)
+    if not isinstance(below, Softmax):
+        return node
     atoms = [Atom(0, batch), Atom(1, shape[-2]), Atom(2, shape[-1])]
     for _ in range(4):
         index: Index = _natural_index(atoms)
