@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torch_cudal1.special import log_bessel_i, log_bessel_k
 
-__all__ = ["CASES", "Case", "Of"]
+__all__ = ["CASES", "Case", "Of", "chunked_scan"]
 
 _IMAGE = (16, 64, 512, 512)  # 1 GiB, like the other sizes here where nothing else is said
 
@@ -174,6 +174,48 @@ _ATTENTIONS = (
 )
 
 
+def chunked_scan(length: int) -> Callable[..., Tensor]:
+    """The recurrence of a state-space layer in chunks of `length` positions, as products (Dao and Gu 2024, section 6).
+
+        state[t] = exp(a[t]) state[t - 1] + b[t] x[t]^T,   y[t] = c[t] state[t]
+
+    x: (batch, positions, heads, size), a: (batch, positions, heads), b and c: (batch, positions, heads, states); y is like x.
+    """
+
+    def decays(until: Tensor, since: Tensor, diagonal: int) -> Tensor:
+        allowed = torch.ones(until.shape[-1], since.shape[-1], device=until.device).tril(diagonal) == 1
+        return (until.unsqueeze(-1) - since.unsqueeze(-2)).masked_fill(~allowed, float("-inf")).exp()
+
+    def run(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        batch, positions, heads, size = x.shape
+        x, b, c = (t.view(batch, positions // length, length, heads, -1) for t in (x, b, c))
+        sums = a.view(batch, positions // length, length, heads).permute(0, 3, 1, 2).cumsum(-1)
+        inside = torch.einsum("bclhn,bcshn->bclhs", c, b) * decays(sums, sums, 0).permute(0, 2, 3, 1, 4)
+        own = torch.einsum("bclhs,bcshp->bclhp", inside, x)
+        kept = (sums[..., -1:] - sums).exp().permute(0, 2, 3, 1).unsqueeze(-1)
+        states = torch.einsum("bclhn,bclhp->bchnp", b * kept, x)
+        totals = sums[..., -1].cumsum(-1)
+        before = torch.einsum("bhzc,bchnp->bzhnp", decays(F.pad(totals, (1, 0))[..., :-1], totals, -1), states)
+        earlier = torch.einsum("bclhn,bchnp->bclhp", c, before) * sums.exp().permute(0, 2, 3, 1).unsqueeze(-1)
+        return (own + earlier).reshape(batch, positions, heads, size)
+
+    return run
+
+
+def _state_space(name: str, batch: int, positions: int, heads: int, size: int, states: int) -> Case:
+    def inputs() -> tuple[Tensor, ...]:
+        wide = (batch, positions, heads)
+        return torch.randn(*wide, size), -torch.rand(wide), torch.randn(*wide, states), torch.randn(*wide, states)
+
+    return Case("state space", name, lambda: Of(chunked_scan(64)), inputs, products=True)
+
+
+_STATE_SPACES = (
+    _state_space("Mamba 2, 16 states", 64, 2048, 16, 64, 16),
+    _state_space("Mamba 2, 128 states", 16, 2048, 16, 64, 128),
+)
+
+
 def _few_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """Weights of four bits, two to a byte, in groups of 128."""
     rows, half = packed.shape
@@ -196,4 +238,4 @@ _SPECIAL = (
     _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
     _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
 )
-CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_FEW_BITS, *_SPECIAL)
+CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_STATE_SPACES, *_FEW_BITS, *_SPECIAL)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import bench_families
 from benchmarks.bench_families import Options, measured, why_none
-from benchmarks.family_cases import CASES, Case, Of
+from benchmarks.family_cases import CASES, Case, Of, chunked_scan
 from benchmarks.kernelbench.planning import _on_cuda
 from benchmarks.report import load
 from benchmarks.tables import render
@@ -171,3 +171,16 @@ def test_on_the_cpu_a_case_is_a_row_that_says_why_there_is_no_kernel(brief: None
     row = measured(SMALL, options())
     assert row["status"] == "no kernel"
     assert "cpu" in row["reason"]
+
+
+def test_a_scan_in_chunks_is_the_recurrence() -> None:
+    torch.manual_seed(0)
+    batch, positions, heads, size, states = 2, 12, 3, 5, 4
+    wide = (batch, positions, heads)
+    x, b, c = (torch.randn(*wide, width, dtype=torch.float64) for width in (size, states, states))
+    a = -torch.rand(wide, dtype=torch.float64)
+    state, expected = torch.zeros(batch, heads, states, size, dtype=torch.float64), []
+    for t in range(positions):
+        state = a[:, t].exp()[..., None, None] * state + b[:, t, :, :, None] * x[:, t, :, None, :]
+        expected.append(torch.einsum("bhn,bhnp->bhp", c[:, t], state))
+    torch.testing.assert_close(chunked_scan(4)(x, a, b, c), torch.stack(expected, 1))

@@ -37,7 +37,18 @@ class Diamond(nn.Module):
         return y @ y + torch.sigmoid(y)
 
 
+class Chunk(nn.Module):
+    """The states that a chunk of a state-space model leaves, and what they give to the next one; heads inside rows throughout."""
+
+    def forward(self, x, b, c, decay):
+        states = torch.einsum("blhn,blhp->bhpn", b * decay.unsqueeze(3), x)
+        rows = torch.einsum("blhn,bhpn->blhp", c, states)
+        return rows * decay.unsqueeze(3) + x
+
+
+CHUNK = (*(torch.rand(2, 24, 3, width) for width in (20, 8, 8)), torch.rand(2, 24, 3))
 NETS = {
+    "chunk": (Chunk(), *CHUNK),
     "mlp": (nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8), nn.Softmax(-1)), torch.randn(4, 8)),
     "diamond": (Diamond(), torch.randn(8, 8)),
     "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 6, 16)),
@@ -56,8 +67,7 @@ def plain_attention():
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
 def test_splicing_every_island_back_changes_nothing(name, products):
-    module, x = NETS[name]
-    region = region_of(module, x)
+    region = region_of(*NETS[name])
     islands = partition(region, products=products).islands
     spliced = splice(region.program, {island: island.region.program for island in islands})
     check_program(spliced)
@@ -70,8 +80,7 @@ def test_splicing_every_island_back_changes_nothing(name, products):
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("name", NETS)
 def test_islands_are_convex_and_disjoint(name, products):
-    module, x = NETS[name]
-    region = region_of(module, x)
+    region = region_of(*NETS[name])
     islands = partition(region, products=products).islands
     taken = [step for island in islands for step in island.steps]
     assert len(taken) == len(set(taken))
@@ -227,6 +236,44 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
     found = [names_of(island) for island in partition(region_of(module, torch.randn(rows, 64)), products=True).islands]
     assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)
+
+
+def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
+    """Instead of copies before and after it; but for what is element-wise, which it reads."""
+    found = [names_of(i) for i in partition(region_of(*NETS["chunk"]), products=True).islands if "bmm" in names_of(i)]
+    assert found == [
+        ["clone", "_unsafe_view", "bmm", "view", "permute", "view", "mul", "add"],  # states come as they are
+        ["clone", "_unsafe_view", "clone", "_unsafe_view", "bmm", "view"],
+    ]
+
+
+def test_copies_that_cost_little_beside_their_product_stay_outside():
+    class Large(nn.Module):
+        def forward(self, x, y):
+            return torch.einsum("blhn,blhp->bhpn", x, y)
+
+    found = partition(region_of(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True).islands
+    assert [names_of(island)[0] for island in found] == ["bmm"]
+
+
+def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_island_without_it():
+    class Cut(nn.Module):
+        def forward(self, x, y):
+            rows = x.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format)
+            return torch.bmm(rows.view(2, 12, 10), y)
+
+    found = partition(region_of(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True).islands
+    assert ["bmm"] in [names_of(island) for island in found]
+
+
+def test_layout_after_a_product_that_nothing_of_its_island_reads_stays_outside():
+    class Heads(nn.Module):
+        def forward(self, x, y):
+            return torch.bmm(x, y).view(2, 3, 4, 6).permute(0, 2, 1, 3), torch.bmm(x.tanh(), y)
+
+    found = partition(region_of(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True).islands
+    assert ["bmm", "view"] in [names_of(island) for island in found]
+    assert all("permute" not in names_of(island) for island in found)
 
 
 class Sliced(nn.Module):

@@ -42,6 +42,22 @@ def special(*shape: int) -> Tensor:
     return made
 
 
+def of_heads(x: Tensor, y: Tensor) -> Tensor:
+    """Heads inside rows, as einsum writes out a product of each: copies before it. x: (batch, length, heads, k), y likewise."""
+    batch, length, heads, k = x.shape
+    left = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).view(batch * heads, k, length)
+    right = y.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format).view(batch * heads, length, y.shape[3])
+    return torch.bmm(left, right)
+
+
+def heads_put_back(x: Tensor, y: Tensor, scale: Tensor, added: Tensor) -> Tensor:
+    """What follows, and a result whose heads are inside rows again. scale: (batch, heads, k), added: as the result."""
+    batch, _, heads, k = x.shape
+    rows = of_heads(x, y).view(batch, heads, k, -1).permute(0, 2, 1, 3)
+    return (rows * scale.permute(0, 2, 1).unsqueeze(3) + added).clone(memory_format=torch.contiguous_format)
+
+
+_HEADS = (normal(2, 21, 3, 37), normal(2, 21, 3, 20))
 # name -> (function, inputs)
 CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "nn, ragged": (lambda a, b: a @ b, (normal(37, 53), normal(53, 41))),
@@ -67,6 +83,9 @@ CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "batch, transposed and scaled": (lambda a, b: torch.bmm(a, b.transpose(1, 2)) * 0.125, (normal(4, 20, 16), normal(4, 33, 16))),
     "batch sharing a matrix": (lambda a, b: torch.bmm(a, b.expand(3, 20, 41)), (normal(3, 37, 20), normal(1, 20, 41))),
     "batch with bias": (lambda c, a, b: torch.baddbmm(c, a, b), (normal(3, 1, 41), normal(3, 17, 20), normal(3, 20, 41))),
+    "batch of heads inside rows": (of_heads, _HEADS),
+    "batch of heads, half": (of_heads, tuple(x.half() for x in _HEADS)),
+    "heads put back inside rows": (heads_put_back, (*_HEADS, normal(2, 3, 37) * 0.25, normal(2, 37, 3, 20))),
     "one column": (lambda a, b: a @ b, (normal(70, 300), normal(300, 1))),
     "one row with bias": (lambda c, a, b: torch.addmm(c, a, b), (normal(50), normal(1, 200), normal(200, 50))),
     "three columns, batch": (torch.bmm, (normal(2, 30, 100), normal(2, 100, 3))),

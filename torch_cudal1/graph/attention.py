@@ -13,19 +13,20 @@ several heads of queries: a kernel reads the few there are. Nothing is decided a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
 from torch_cudal1.graph.island_ops import EXPRESSED
+from torch_cudal1.graph.uses import Uses, uses_of
+from torch_cudal1.program import attention
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
 
 __all__ = ["FUSED", "chains"]
 
-FUSED = frozenset(f"aten._scaled_dot_product_{name}_attention.default" for name in ("efficient", "flash", "cudnn"))
+FUSED = attention.targets(attention.FORWARDS)
 
 _BMM = "aten.bmm.default"
 _LAYOUT = frozenset(
@@ -42,19 +43,6 @@ _MOST_DEPTH = 128  # elements of a query or a value: more than that does not sta
 _MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
 
 
-@dataclass(frozen=True)
-class _Uses:
-    """Which step makes a value, and which read it; the results of the whole are read by step -1."""
-
-    steps: Sequence[Step]
-    maker: Mapping[int, int]
-    readers: Mapping[int, frozenset[int]]
-
-    def only_in(self, position: int, inside: set[int]) -> bool:
-        """Whether nothing outside reads what this step yields."""
-        return all(self.readers.get(out, frozenset()) <= inside for out in step_outs(self.steps[position]))
-
-
 def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
     """Positions of the steps of each written-out attention, and of each fused one that repeats its keys, in order.
 
@@ -64,7 +52,7 @@ def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int
         isinstance(s, Aten) and s.target in FUSED for s in program.steps
     ):
         return ()
-    uses = _uses(program)
+    uses = uses_of(program)
     found: list[tuple[int, ...]] = []
     taken: set[int] = set()
     for position, step in enumerate(program.steps):
@@ -79,17 +67,7 @@ def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int
     return tuple(found)
 
 
-def _uses(program: Program) -> _Uses:
-    maker: dict[int, int] = {}
-    readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
-    for position, step in enumerate(program.steps):
-        maker.update(dict.fromkeys(step_outs(step), position))
-        for index in used_values(step):
-            readers.setdefault(index, set()).add(position)
-    return _Uses(program.steps, maker, {index: frozenset(found) for index, found in readers.items()})
-
-
-def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     """The attention that ends with the product `last`; empty if it is none."""
     weights, values = _operands(uses.steps[last])
     inside: set[int] = {last}
@@ -112,7 +90,7 @@ def _chain(last: int, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     return inside if len(inside) <= _MOST_STEPS else set()
 
 
-def _with_repeats(position: int, step: Aten, uses: _Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+def _with_repeats(position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     """The fused operator at `position` with the steps that repeat its keys and values; empty where none does."""
     inside = {position}
     for operand in step.args[1:3]:
@@ -138,7 +116,7 @@ def _operands(step: Step) -> tuple[int, int]:
     return left.index, right.index
 
 
-def _towards_product(value: int, uses: _Uses, inside: set[int]) -> set[int]:
+def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
     """Products that `value` is made of, through steps of attention; those steps go to `inside`."""
     position = uses.maker.get(value)
     if position is None:
@@ -163,7 +141,7 @@ def _goes_between(step: Step) -> bool:
     return step.target in _LAYOUT or step.target in (_SOFTMAX, _CONVERSION) or torch.Tag.pointwise in overload(step.target).tags
 
 
-def _take_layout_before(value: int, uses: _Uses, inside: set[int]) -> None:
+def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
     while (position := uses.maker.get(value)) is not None and _is_layout(uses.steps[position]):
         if not uses.only_in(position, inside):
             return
@@ -171,7 +149,7 @@ def _take_layout_before(value: int, uses: _Uses, inside: set[int]) -> None:
         value = next(iter(used_values(uses.steps[position])))
 
 
-def _take_made_alike(between: set[int], scores: int, inside: set[int], uses: _Uses, specs: Mapping[int, TensorSpec]) -> None:
+def _take_made_alike(between: set[int], scores: int, inside: set[int], uses: Uses, specs: Mapping[int, TensorSpec]) -> None:
     """Steps that make what the steps `between` combine `scores` scores with, and that is as many numbers: in memory it would be
     written and read for nothing.
 
@@ -193,7 +171,7 @@ def _is_made_alike(step: Step) -> bool:
     return _goes_between(step) and isinstance(step, Aten) and step.target in EXPRESSED | _LAYOUT
 
 
-def _take_layout_after(last: int, uses: _Uses, inside: set[int]) -> None:
+def _take_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
     """Steps after the second product up to the copy that they lead to; none if they lead to no copy."""
     found: list[int] = []
     position = last

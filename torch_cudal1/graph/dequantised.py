@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 import torch
 
+from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value
 
 __all__ = ["MOST_ROWS", "chains"]
 
@@ -35,24 +36,14 @@ _MOST_STEPS = 24
 
 def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
     """Positions of the steps of each such product, in order. `specs`: of all values."""
-    makers = {out: position for position, step in enumerate(program.steps) for out in step_outs(step)}
-    readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
-    for position, step in enumerate(program.steps):
-        for index in used_values(step):
-            readers.setdefault(index, set()).add(position)
-    found = (_chain(position, program, specs, makers, readers) for position in range(len(program.steps)))
+    uses = uses_of(program)
+    found = (_chain(position, uses, specs) for position in range(len(program.steps)))
     return tuple(chain for chain in found if chain)
 
 
-def _chain(
-    last: int,
-    program: Program,
-    specs: Mapping[int, TensorSpec],
-    makers: Mapping[int, int],
-    readers: Mapping[int, set[int]],
-) -> tuple[int, ...]:
+def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
     """The steps that make the weight of the product at `last`, and that product; empty where it has none in few bits."""
-    step = program.steps[last]
+    step = uses.steps[last]
     if not isinstance(step, Aten) or step.target not in _WEIGHT:
         return ()
     left, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
@@ -61,15 +52,15 @@ def _chain(
     inside, leaves, waiting = {last}, set[int](), [weight.index]
     while waiting:
         index = waiting.pop()
-        position = makers.get(index)
+        position = uses.maker.get(index)
         if position is None:
             leaves.add(index)
         elif position not in inside:
-            if not _makes_numbers(program.steps[position]) or len(inside) > _MOST_STEPS:
+            if not _makes_numbers(uses.steps[position]) or len(inside) > _MOST_STEPS:
                 return ()
             inside.add(position)
-            waiting += used_values(program.steps[position])
-    own = all(readers.get(out, set()) <= inside for position in inside - {last} for out in step_outs(program.steps[position]))
+            waiting += used_values(uses.steps[position])
+    own = all(uses.only_in(position, inside) for position in inside - {last})
     few_bits = any(specs[leaf].dtype in _PACKED and specs[leaf].numel > 1 for leaf in leaves)
     return tuple(sorted(inside)) if own and few_bits and len(inside) > 2 else ()
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.graph import dequantised
+from torch_cudal1.graph import copied, dequantised
 from torch_cudal1.graph.attention import FUSED, chains
 from torch_cudal1.graph.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
+from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.kernels import attention_backward
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
@@ -37,6 +38,7 @@ _PRODUCTS = (
     FUSED | attention_backward.TARGETS | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
 )
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
+_PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset(
@@ -78,11 +80,12 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     """
     program = whole.program
     specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
-    wholes = (*chains(program, specs), *dequantised.chains(program, specs)) if products else ()
-    groups, readers = _grow(program, products, wholes), _readers(program)
+    wholes = _wholes(program, specs) if products else ()
+    uses = uses_of(program)
+    groups = _grow(uses, specs, products, wholes)
     islands: list[Island] = []
     askew: set[int] = set()
-    for steps in (_without_second_views(program, steps, readers) for steps in groups):
+    for steps in (_without_loose_ends(_without_second_views(steps, uses), uses) for steps in groups):
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
             island = _extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}")
             if unaligned.isdisjoint(island.inputs):
@@ -98,6 +101,15 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
         if position not in inside
     )
     return Partition(tuple(islands), dict(left))
+
+
+def _wholes(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    """Steps that are one island from the start; of two that share a step the first."""
+    found: list[tuple[int, ...]] = []
+    for one in (*chains(program, specs), *dequantised.chains(program, specs), *copied.chains(program, specs)):
+        if all(set(one).isdisjoint(other) for other in found):
+            found.append(one)
+    return tuple(found)
 
 
 def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
@@ -139,12 +151,12 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _grow(uses: Uses, specs: Mapping[int, TensorSpec], products: bool, whole: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Greedy convex groups of fusible steps, in step order. No two groups depend on each other, even through other steps.
 
     `whole`: positions that are one group from the start, and that nothing else uses the inner values of.
     """
-    steps, readers = program.steps, _readers(program)
+    steps = uses.steps
     group_of: dict[int, int] = {}  # value -> group that yields it
     upstream: dict[int, frozenset[int]] = {}  # value -> groups it depends on
     groups: list[_Group] = []
@@ -161,7 +173,9 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
             chosen: int | None = started[given[position]]
         else:
             starts, product = starts or position in given, product or position in given
-            chosen = None if starts else _choose_group(step, used, group_of, upstream, groups, free=position in layout)
+            reshapes = _reshapes(step, specs) and position not in layout
+            fits = reshapes or position in layout or _is_fusible(step)
+            chosen = _choose_group(step, used, group_of, upstream, groups, reshapes=reshapes) if fits and not starts else None
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=product or alone))
@@ -171,7 +185,7 @@ def _grow(program: Program, products: bool, whole: Sequence[tuple[int, ...]]) ->
             group = groups[chosen]
             group.steps.append(position)
             group.row_op = group.row_op or (str(getattr(step, "target", "")) if _is_anchor(step, products) else "")
-            _absorb(chosen, used, group_of, upstream, groups, lambda other, by: _only_for(steps, other, by, readers))
+            _absorb(chosen, used, group_of, upstream, groups, lambda other, by: _only_for(other, by, uses))
             group.above |= {other for other in above if groups[other].steps} - {chosen}  # those taken in are it
             above |= {chosen}
         for out in step_outs(step):
@@ -208,34 +222,60 @@ def _absorb(
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
-def _without_second_views(program: Program, steps: tuple[int, ...], readers: Mapping[int, set[int]]) -> tuple[int, ...]:
+def _without_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     """The island without reshapes at its end whose operand is a result of it too: two results in one memory no kernel writes.
 
     A forward graph keeps for its backward the very tensor that the next layer reads in another shape.
     """
     kept = set(steps)
     for position in reversed(steps):
-        step = program.steps[position]
-        if isinstance(step, Aten) and step.target in _RESHAPES:
+        step = uses.steps[position]
+        if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
             (source,), (made,) = used_values(step), step_outs(step)
-            if readers.get(source, set()) - kept and not readers.get(made, set()) & kept:
+            if uses.readers.get(source, frozenset()) - kept and not uses.readers.get(made, frozenset()) & kept:
                 kept.discard(position)
     return tuple(position for position in steps if position in kept)
 
 
-def _readers(program: Program) -> Mapping[int, set[int]]:
-    """Positions of the steps that read each value; -1 for a result of the whole."""
-    found: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
-    for position, step in enumerate(program.steps):
-        for index in used_values(step):
-            found.setdefault(index, set()).add(position)
-    return found
+def _without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The island without permutations, and reshapes after them, that no step of it reads: they would be layout and nothing else."""
+    kept = set(steps)
+    turned = {out for position in steps for out in step_outs(uses.steps[position]) if _permutes(uses.steps[position])}
+    for position in steps:
+        step = uses.steps[position]
+        if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(used_values(step)):
+            turned |= set(step_outs(step))
+    for position in reversed(steps):
+        made = set(step_outs(uses.steps[position]))
+        if made <= turned and not any(uses.readers.get(out, frozenset()) & kept for out in made):
+            kept.discard(position)
+    return tuple(position for position in steps if position in kept)
 
 
-def _only_for(steps: Sequence[Step], these: Sequence[int], others: Sequence[int], readers: Mapping[int, set[int]]) -> bool:
+def _only_for(these: Sequence[int], others: Sequence[int], uses: Uses) -> bool:
     """Whether what the steps at `these` positions yield is read by themselves and by `others` only."""
     inside = {*these, *others}
-    return all(readers.get(out, set()) <= inside for position in these for out in step_outs(steps[position]))
+    return all(uses.only_in(position, inside) for position in these)
+
+
+def _reshapes(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether it only changes the shape, or the order of dimensions before the last: what a product writes stays in rows."""
+    if not isinstance(step, Aten) or step.target not in _RESHAPES | _PERMUTES:
+        return False
+    if step.target in _RESHAPES:
+        return True
+    (source,), (made,) = used_values(step), step_outs(step)
+    last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
+    return last == next((stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1)
+
+
+def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides, the last dimension first."""
+    return spec.shape[::-1], spec.strides[::-1]
+
+
+def _permutes(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _PERMUTES
 
 
 @dataclass
@@ -255,11 +295,8 @@ def _choose_group(
     upstream: Mapping[int, frozenset[int]],
     groups: Sequence[_Group],
     *,
-    free: bool,
+    reshapes: bool,
 ) -> int | None:
-    reshapes = isinstance(step, Aten) and step.target in _RESHAPES and not free
-    if not (reshapes or free or _is_fusible(step)):
-        return None
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(*(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group))
         leaves_and_returns = group in _closure(outside, groups)

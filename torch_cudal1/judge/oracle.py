@@ -19,6 +19,7 @@ import torch
 
 from torch_cudal1.judge.analysis import bound_arguments, fill
 from torch_cudal1.judge.channel import storage_extent
+from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program
@@ -26,17 +27,9 @@ from torch_cudal1.program.model import Aten, Program
 __all__ = ["Infeasible", "exact_outputs", "sway"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
-_ATTENTION = frozenset(
-    {
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    }
-)
-_LOG_SUM_EXPS = frozenset(f"_scaled_dot_product_{name}_attention" for name in ("efficient", "flash", "cudnn"))  # natural ones
-_ATTENTION_BACKWARD = frozenset(f"{name}_backward" for name in _LOG_SUM_EXPS)
+_ATTENTION = frozenset((*attention.FORWARDS, *attention.FORWARDS_ELSEWHERE))
+_LOG_SUM_EXPS = frozenset(attention.FORWARDS)  # natural ones
+_ATTENTION_BACKWARD = frozenset(attention.BACKWARDS)
 _ASKED = "compute_log_sumexp"  # an argument of some operators
 _NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all

@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, Index, flatten, row_major
-from torch_cudal1.kernels.nodes import Dot, Leaf, LogSumExp, Map, Node, Softmax, View, every, reshape, resolved, rounding, sources
+from torch_cudal1.kernels.index import Cut, Index, flatten, row_major
+from torch_cudal1.kernels.nodes import Dot, LogSumExp, Map, Node, Softmax, View, every, reshape, resolved, rounding, sources
 from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.products import Sizes, cut_in_two, matrices, places
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
 from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
@@ -138,7 +139,7 @@ def _parts(traced: Trace, free: int) -> _Parts:
         raise NotLowerableError(f"queries or values of more than {MOST_DEPTH} elements")
     spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
     nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
-    result = schedule_tail((_in_order(replace(output, node=node), second),), second)
+    result = schedule_tail((replace(output, node=node),), second)
     causal = isinstance(weights, Softmax) and weights.causal
     return _Parts(first, second, nest, result, softmax, causal, total)
 
@@ -169,26 +170,26 @@ def _dot_below(node: Node) -> Dot:
 
 
 def _behind_views(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
-    """The weights under other shapes; the same elements in the same order. What is no softmax is taken as it comes, in any order."""
+    """The weights under other shapes; the same elements in the same order. What is no softmax is taken as it comes."""
     below = node
     while isinstance(below, View) or _hands_on(below, node.dtype):
         (below,) = sources(below)
     if not isinstance(below, Softmax):
         return node
-    atoms = [Atom(0, batch), Atom(1, shape[-2]), Atom(2, shape[-1])]
+    sizes: Sizes = ((batch,), (shape[-2],), (shape[-1],))
     for _ in range(4):
-        index: Index = _natural_index(atoms)
+        index: Index = places(sizes)
         below = node
         try:
             while isinstance(below, View) or _hands_on(below, node.dtype):
                 index = below.remap(index) if isinstance(below, View) else index
                 (below,) = sources(below)
-            whole = flatten(_natural_index(atoms), row_major(shape))
+            whole = flatten(places(sizes), row_major(shape))
             if flatten(index, row_major(below.shape)) != whole:
                 raise NotLowerableError("weights that are permuted before they meet the values")
             return below
         except Cut as cut:
-            atoms = _cut(atoms, cut)
+            sizes = cut_in_two(sizes, cut)
     raise NotLowerableError("weights that are reshaped too often")
 
 
@@ -197,94 +198,21 @@ def _hands_on(node: Node, dtype: torch.dtype) -> bool:
     return type(node) is Map and node.template in ("({0})", rounding(dtype))
 
 
-def _in_order(output: Output, dot: Dot) -> Output:
-    """A result that is nothing but the product under another layout, as one whose elements come in the product's order."""
-    below, path = output.node, list[View]()
-    while isinstance(below, View) or (type(below) is Map and below.template == "({0})"):
-        path += [below] if isinstance(below, View) else []
-        below = below.source if isinstance(below, View) else below.args[0]
-    if below is not dot:
-        return output
-    axes = [[(Atom(i, size), stride)] for i, (size, stride) in enumerate(zip(output.spec.shape, output.spec.strides, strict=True))]
-    while True:
-        index = tuple(flatten(tuple(_of(a) for a, _ in axis), row_major(tuple(a.extent for a, _ in axis))) for axis in axes)
-        try:
-            for view in path:
-                index = view.remap(index)
-            break
-        except Cut as cut:
-            axes = [_cut_axis(axis, cut, 1000 + sum(map(len, axes))) for axis in axes]
-    place = flatten(index, row_major(dot.shape))
-    moved = [pair for axis in axes for pair in axis if pair[0].extent > 1]
-    moved.sort(key=lambda pair: place.coefficient(pair[0]), reverse=True)
-    shape = tuple(atom.extent for atom, _ in moved)
-    if tuple(place.coefficient(atom) for atom, _ in moved) != row_major(shape) or place.offset:
-        return output
-    spec = replace(output.spec, shape=shape, strides=tuple(stride for _, stride in moved))
-    return Output(output.value, reshape(dot, shape), spec)
-
-
-def _of(atom: Atom) -> Form:
-    return Form(0, ((atom, 1),)) if atom.extent > 1 else ZERO
-
-
-def _cut_axis(axis: list[tuple[Atom, int]], cut: Cut, free: int) -> list[tuple[Atom, int]]:
-    """The axis with the cut atom in two, each with its step in memory."""
-    parts: list[tuple[Atom, int]] = []
-    for atom, stride in axis:
-        if atom == cut.atom:
-            parts += [(Atom(free, atom.extent // cut.inner), stride * cut.inner), (Atom(free + 1, cut.inner), stride)]
-        else:
-            parts.append((atom, stride))
-    return parts
-
-
-def _natural_index(atoms: list[Atom]) -> Index:
-    """Batch, row and column as forms; the batch may be several atoms."""
-    *outer, row, column = atoms
-    batch = flatten(tuple(Form(0, ((a, 1),)) for a in outer), row_major(tuple(a.extent for a in outer)))
-    return batch, Form(0, ((row, 1),)), Form(0, ((column, 1),))
-
-
-def _cut(atoms: list[Atom], cut: Cut) -> list[Atom]:
-    """The batch in two atoms where it must be."""
-    at = next(i for i, atom in enumerate(atoms) if atom == cut.atom)
-    if at >= len(atoms) - 2:
-        raise NotLowerableError("a row or a column is reshaped")
-    inner = [Atom(100 + len(atoms), cut.atom.extent // cut.inner), Atom(101 + len(atoms), cut.inner)]
-    return [*atoms[:at], *inner, *atoms[at + 1 :]]
-
-
 def _address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
     """Value number of an operand, and the offset of its elements as text; lines for the digits of the batch go to `text`.
 
     `names` of the vectors along its rows and columns.
     """
-    atoms = [Atom(0, node.shape[0]), Atom(1, node.shape[1]), Atom(2, node.shape[2])]
-    for _ in range(4):
-        index: Index = _natural_index(atoms)
-        below = node
-        try:
-            while isinstance(below, View):
-                index, below = below.remap(index), below.source
-            break
-        except Cut as cut:
-            atoms = _cut(atoms, cut)
-    if not isinstance(below, Leaf):
-        raise NotLowerableError("an operand is computed in the island; attention reads its operands from memory")
-    form = flatten(index, below.strides) if below.shape else ZERO
-    parts = [str(form.offset)] if form.offset else []
-    outer = atoms[:-2]
-    for atom, stride in zip(outer, row_major(tuple(a.extent for a in outer)), strict=True):
-        if step := form.coefficient(atom):
-            name = f"batch_{stride}_{atom.extent}"
-            line = f"{name} = batch // {stride} % {atom.extent}"
-            if line not in text:
-                text.append(line)
-            parts.append(f"{name} * {step}")
-    first, second = (form.coefficient(atom) for atom in atoms[-2:])
-    parts += [f"{names[0]}[:, None] * {first}", f"{names[1]}[None, :] * {second}"]
-    return below.value, f"p{below.value} + " + " + ".join(parts)
+    found = matrices(node)
+    parts = [str(found.offset)] * bool(found.offset) + [f"batch * {found.batch}"] * bool(found.batch)
+    for digit in found.digits:
+        name = f"batch_{digit.every}_{digit.extent}"
+        line = f"{name} = batch // {digit.every} % {digit.extent}"
+        if line not in text:
+            text.append(line)
+        parts.append(f"{name} * {digit.stride}")
+    parts += [f"{names[0]}[:, None] * {found.row}", f"{names[1]}[None, :] * {found.depth}"]
+    return found.value, f"p{found.value} + " + " + ".join(parts)
 
 
 def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tuple[int, ...]]:

@@ -29,6 +29,7 @@ from torch_cudal1.kernels.attention import MOST_DEPTH
 from torch_cudal1.kernels.index import row_major
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
 from torch_cudal1.kernels.source import POINTERS, headed
+from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.program.operator import value_specs
@@ -36,7 +37,7 @@ from torch_cudal1.program.operator import value_specs
 __all__ = ["FAMILY", "TARGETS", "gradients", "gradients_of", "is_backward"]
 
 FAMILY = "attention_backward"
-TARGETS = frozenset(f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("efficient", "flash", "cudnn"))
+TARGETS = attention.targets(attention.BACKWARDS)
 
 _HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1

@@ -12,14 +12,16 @@ from torch_cudal1.kernels import softmax
 from torch_cudal1.kernels.nodes import Dot, LogSumExp, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
+from torch_cudal1.program.attention import FORWARDS
 from torch_cudal1.program.model import TensorSpec
 
 __all__ = ["HANDLERS", "is_attention"]
 
+_EFFICIENT, _FLASH, _CUDNN = FORWARDS
 _NAMES = {  # what follows query, key and value in each operator's schema
-    "_scaled_dot_product_efficient_attention.default": ("bias", "logsumexp", "dropout", "causal"),
-    "_scaled_dot_product_flash_attention.default": ("dropout", "causal", "debug"),
-    "_scaled_dot_product_cudnn_attention.default": ("bias", "logsumexp", "dropout", "causal", "debug"),
+    _EFFICIENT: ("bias", "logsumexp", "dropout", "causal"),
+    _FLASH: ("dropout", "causal", "debug"),
+    _CUDNN: ("bias", "logsumexp", "dropout", "causal", "debug"),
 }
 
 
@@ -86,4 +88,4 @@ def _scores(query: Node, key: Node, scale: float | None) -> Node:
     return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
 
 
-HANDLERS: dict[str, Handler] = {name: _fused(after) for name, after in _NAMES.items()}
+HANDLERS: dict[str, Handler] = {f"{name}.default": _fused(after) for name, after in _NAMES.items()}

@@ -57,7 +57,7 @@ _BODY = """
     block = block % (GROUP * WIDE)
     m = (band * GROUP + block % rows)TO64 * BM + tl.arange(0, BM)
     n = (block // rows)TO64 * BN + tl.arange(0, BN)
-    left = pLEFT + LEFT_OFFSET + batchTO64 * LEFT_BATCH + (LEFT_M * LEFT_ROW)[:, None]
+    left = pLEFT + LEFT_OFFSET + LEFT_PLANE + (LEFT_M * LEFT_ROW)[:, None]
 RIGHT_POINTER    acc = tl.zeros([BM, BN], tl.float32)
     first = piece * LENGTH
     for start in range(first, END, BK):
@@ -65,7 +65,7 @@ RIGHT_POINTER    acc = tl.zeros([BM, BN], tl.float32)
         x = tl.load(left + k[None, :] * LEFT_DEPTHLEFT_MASK)
 RIGHT_TILEROUNDING        acc = tl.dot(x, y, accPRECISION)
 """
-_POINTER = "    right = pRIGHT + RIGHT_OFFSET + batchTO64 * RIGHT_BATCH + (RIGHT_N * RIGHT_ROW)[None, :]\n"
+_POINTER = "    right = pRIGHT + RIGHT_OFFSET + RIGHT_PLANE + (RIGHT_N * RIGHT_ROW)[None, :]\n"
 _READ = "        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)\n"
 # tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
 _ROUNDED = """        ix = (x.to(tl.int32, bitcast=True) + 4096) & -8192
@@ -242,8 +242,8 @@ def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str
         "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
         "TO64": ".to(tl.int64)" if _wide(product) else "",
-        **_operand_words("LEFT", product.left),
-        **_operand_words("RIGHT", product.right),
+        **_operand_words("LEFT", product.left, wide=_wide(product)),
+        **_operand_words("RIGHT", product.right, wide=_wide(product)),
     }
     text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
     text = text.replace("RIGHT_TILE", _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged))
@@ -268,11 +268,17 @@ def _mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
-def _operand_words(side: str, operand: Operand) -> dict[str, int | str]:
+def _plane_at(operand: Operand, wide: str) -> str:
+    """Where the matrix of a batch begins, as text."""
+    digits = [f"(batch // {one.every} % {one.extent}){wide} * {one.stride}" for one in operand.digits]
+    return " + ".join(digits) or f"batch{wide} * {operand.batch}"
+
+
+def _operand_words(side: str, operand: Operand, *, wide: bool) -> dict[str, int | str]:
     return {
         f"p{side}": f"p{operand.value}",
         f"{side}_OFFSET": operand.offset,
-        f"{side}_BATCH": operand.batch,
+        f"{side}_PLANE": _plane_at(operand, ".to(tl.int64)" if wide else ""),
         f"{side}_ROW": operand.row,
         f"{side}_DEPTH": operand.depth,
     }
@@ -282,5 +288,5 @@ def _wide(product: Product) -> bool:
     """Whether an address needs 64 bits."""
     reach = [product.batch * product.m * product.n]
     for operand, rows in ((product.left, product.m), (product.right, product.n)):
-        reach.append(operand.offset + operand.batch * product.batch + operand.row * rows + operand.depth * (product.k + 256))
+        reach.append(operand.offset + operand.reach(product.batch) + operand.row * rows + operand.depth * (product.k + 256))
     return max(reach) > _INT32_REACH

@@ -222,6 +222,8 @@ def _may_serve(name: str, product: Product, sm: int, rights: Collection[str]) ->
         return False
     if name == "fold":
         return min(product.m, product.n) <= _FOLD_COLUMNS
+    if name in _PACKED and (product.left.digits or product.right.digits):
+        return False  # they walk a batch by one stride
     return method.itemsize == product.dtype.itemsize and (product.dtype is not torch.float32 or name != "half")
 
 

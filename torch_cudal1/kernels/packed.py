@@ -137,6 +137,8 @@ def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
 
 
 def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
+    if operand.digits:
+        raise NotLowerableError("a batch whose matrices lie at no single stride")
     shared = operand.batch == 0
     return {
         f"{name}_ROW": operand.row,

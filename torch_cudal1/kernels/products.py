@@ -7,31 +7,64 @@ of few bits). How a product is computed is `gemm`'s.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import chain, count, pairwise
 from typing import Any
 
 import torch
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.index import ZERO, Atom, Cut, Form, flatten
+from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural
 from torch_cudal1.kernels.nodes import Dot, Leaf, Node, View, constant, every, pointwise
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["HANDLERS", "Operand", "Product", "product_of", "product_with", "streamed"]
+__all__ = [
+    "HANDLERS",
+    "Digit",
+    "Operand",
+    "Product",
+    "Sizes",
+    "cut_in_two",
+    "matrices",
+    "places",
+    "product_of",
+    "product_with",
+    "streamed",
+]
 
+_MOST_CUTS = 8
+Sizes = tuple[tuple[int, ...], ...]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
+class Digit:
+    """Of the number of a matrix in its batch: `number // every % extent`, each step of which is `stride` elements."""
+
+    every: int
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
-    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of the batch (0: shared)."""
+    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of the batch (0: shared).
+
+    `digits`: where the matrices of a batch lie at no single stride; `batch` is 0 then.
+    """
 
     value: int
     row: int
     depth: int
     batch: int = 0
     offset: int = 0
+    digits: tuple[Digit, ...] = ()
+
+    def reach(self, batch: int) -> int:
+        """The largest step from its first element to the first one of any of `batch` matrices."""
+        return self.batch * batch + sum(digit.stride * digit.extent for digit in self.digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +115,69 @@ def product_with(dot: Dot, right: Operand | None = None) -> Product:
     """The product `dot`; `right`: its right operand where that is not in memory. Raises NotLowerableError as `product_of`."""
     batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
     (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
-    atoms = Atom(0, batch), Atom(1, m), Atom(2, k), Atom(3, n)
-    left = _operand(dot.left, (atoms[0], atoms[1], atoms[2]), atoms[1], atoms[2])
-    right = right or _operand(dot.right, (atoms[0], atoms[2], atoms[3]), atoms[3], atoms[2])
-    return Product(batch, m, n, k, left, right, dot.left.dtype)
+    return Product(batch, m, n, k, matrices(dot.left), right or _turned(matrices(dot.right)), dot.left.dtype)
 
 
-def _operand(node: Node, atoms: tuple[Atom, Atom, Atom], row: Atom, depth: Atom) -> Operand:
-    index = tuple(Form(0, ((atom, 1),)) if atom.extent > 1 else ZERO for atom in atoms[3 - len(node.shape) :])
-    try:
-        while isinstance(node, View):
-            index, node = node.remap(index), node.source
-    except Cut as cut:
-        raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride") from cut
-    if not isinstance(node, Leaf):
+def _turned(operand: Operand) -> Operand:
+    return replace(operand, row=operand.depth, depth=operand.row)
+
+
+def matrices(node: Node) -> Operand:
+    """`node`, a matrix or a batch of them, as it lies in memory behind its views: `row` along its rows, `depth` along its columns.
+
+    Raises NotLowerableError where it is computed, or where a row or a column has no single stride.
+    """
+    sizes: Sizes = tuple((size,) for size in (1, *node.shape)[-3:])
+    for _ in range(_MOST_CUTS):
+        index, below = places(sizes)[3 - len(node.shape) :], node
+        try:
+            while isinstance(below, View):
+                index, below = below.remap(index), below.source
+            break
+        except Cut as cut:
+            sizes = cut_in_two(sizes, cut)
+    if not isinstance(below, Leaf):
         raise NotLowerableError("an operand is computed in the island; a product reads its operands from memory")
-    form = flatten(index, node.strides)
-    # a dimension of one element has any stride: one that lets the others be read 16 bytes at a time
-    strides = [form.coefficient(atom) if atom.extent > 1 else 1 for atom in (row, depth)]
-    return Operand(node.value, strides[0], strides[1], form.coefficient(atoms[0]), form.offset)
+    form = flatten(index, below.strides)
+    batch, *matrix = ([_digit(atom, form, group) for atom in group] for group in _atoms(sizes))
+    row, depth = (_stride(digits, if_single=1) for digits in matrix)
+    if row is None or depth is None:
+        raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
+    plane = _stride(batch, if_single=0)
+    rest = tuple(digit for digit in batch if digit.stride and digit.extent > 1) if plane is None else ()
+    return Operand(below.value, row, depth, plane or 0, form.offset, rest)
+
+
+def _digit(atom: Atom, form: Form, group: tuple[Atom, ...]) -> Digit:
+    inner = group[group.index(atom) + 1 :]
+    return Digit(math.prod(one.extent for one in inner), atom.extent, form.coefficient(atom))
+
+
+def _stride(digits: list[Digit], *, if_single: int) -> int | None:
+    """The one stride of what the digits count; None where it has none. Of a single element it is any: `if_single`."""
+    digits = [digit for digit in digits if digit.extent > 1]
+    if any(outer.stride != inner.stride * inner.extent for outer, inner in pairwise(digits)):
+        return None
+    return digits[-1].stride if digits else if_single
+
+
+def _atoms(sizes: Sizes) -> tuple[tuple[Atom, ...], ...]:
+    numbers = count()
+    return tuple(tuple(Atom(next(numbers), size) for size in group) for group in sizes)
+
+
+def places(sizes: Sizes) -> Index:
+    """Number of the matrix, row and column as forms."""
+    return tuple(natural(group) for group in _atoms(sizes))
+
+
+def cut_in_two(sizes: Sizes, cut: Cut) -> Sizes:
+    """The sizes with what `cut` asks for cut."""
+    made: list[tuple[int, ...]] = []
+    for group in _atoms(sizes):
+        cuts = ((atom.extent // cut.inner, cut.inner) if atom == cut.atom else (atom.extent,) for atom in group)
+        made.append(tuple(chain.from_iterable(cuts)))
+    return tuple(made)
 
 
 def _dot(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:

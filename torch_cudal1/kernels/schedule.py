@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
 from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Padded, Position, Reduce, Scan, View, sources
+from torch_cudal1.kernels.order import in_order
 from torch_cudal1.kernels.trace import Output
 
 __all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_operand", "schedule_tail"]
@@ -144,7 +145,8 @@ def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
     if reductions_of(tuple(o.node for o in outputs)):
         raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
     column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
-    return _built(outputs, [(size, dim == column) for dim, size in enumerate(dot.shape)])
+    sizes = [(size, dim == column) for dim, size in enumerate(dot.shape)]
+    return _built(tuple(in_order(output, dot) for output in outputs), sizes)
 
 
 def schedule_operand(operand: Output) -> Nest:

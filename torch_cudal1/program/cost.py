@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import interpret, skip_launch
@@ -24,8 +25,7 @@ __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "is_vi
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
 _FUSED_ATTENTION, _ITS_BACKWARD = (
-    tuple(getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention{end}") for name in ("efficient", "flash", "cudnn"))
-    for end in ("", "_backward")
+    tuple(getattr(torch.ops.aten, name) for name in names) for names in (attention.FORWARDS, attention.BACKWARDS)
 )
 
 

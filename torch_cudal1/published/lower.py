@@ -24,6 +24,7 @@ from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.judge.transport import read_program
 from torch_cudal1.judge.triage import findings
+from torch_cudal1.program import attention
 from torch_cudal1.program.model import Aten, Call, Program
 from torch_cudal1.records import Region, Role
 
@@ -34,8 +35,8 @@ WORKER = "torch_cudal1.published.worker"
 ALSO_IN_REFERENCES = frozenset(
     f"aten.{name}.default"
     for name in (
-        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
-        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+        *attention.FORWARDS,
+        *attention.FORWARDS_ELSEWHERE,
         *("mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
     )
 )
