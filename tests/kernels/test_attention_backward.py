@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import cudal1
 from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare_attention_backward import CASES, Case, _three
 from tests.kernels.compare_products import normal
+from tests.once import interpreted
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.partition import Island, partition
@@ -41,12 +38,8 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.compare_attention_backward"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return interpreted("tests.kernels.compare_attention_backward", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from torch import Tensor
 
 from tests.kernels.compare_products import CASES, HALF, TILES
 from tests.kernels.islands import island
+from tests.once import interpreted
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.judge.cubin_scan import cubin_scan
 from torch_cudal1.kernels import Proposal, build, propose
@@ -50,12 +47,8 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.compare_products"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return interpreted("tests.kernels.compare_products", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)

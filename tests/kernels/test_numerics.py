@@ -5,16 +5,13 @@ One subprocess computes all cases (the interpreter is chosen when Triton is impo
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernels.cases import all_cases
+from tests.once import interpreted
 
 NAMES = sorted(all_cases())
 LIMIT = {"fp32": 16.0, "half": 2.5}  # roundings of the output dtype; eager's own error is the other measure
@@ -23,12 +20,8 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.kernels.compare"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return interpreted("tests.kernels.compare", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", NAMES)
