@@ -21,26 +21,38 @@ aten = torch.ops.aten
 HEADS = (2, 4, 70, 32)
 
 
-def joint(dropout: float) -> fx.GraphModule:
+KINDS = ("efficient", "flash", "cudnn")
+
+
+def attended(kind: str, dropout: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+    forward = getattr(aten, f"_scaled_dot_product_{kind}_attention")
+    if kind == "flash":
+        return forward(query, key, value, dropout, True)
+    return forward(query, key, value, None, True, dropout, True)
+
+
+def gradients(kind: str, dropout: float, grad: torch.Tensor, given: Any, made: Any) -> Any:
+    backward = getattr(aten, f"_scaled_dot_product_{kind}_attention_backward")
+    if kind == "efficient":
+        return backward(grad, *given, None, *made, dropout, [True, True, True, False], True)
+    out, total, _, _, rows, columns, seed, offset, _ = made
+    if kind == "flash":
+        return backward(grad, *given, out, total, None, None, rows, columns, dropout, True, seed, offset)
+    return backward(grad, *given, out, total, seed, offset, None, None, None, rows, columns, dropout, True)
+
+
+def joint(dropout: float, kind: str = "efficient") -> fx.GraphModule:
     """Two attentions after one another, forward and backward in one graph as AOTAutograd has them on a GPU."""
 
     def step(primals_1: torch.Tensor, primals_2: torch.Tensor, primals_3: torch.Tensor, tangents_1: torch.Tensor) -> Any:
-        def forward(query: torch.Tensor) -> Any:
-            return aten._scaled_dot_product_efficient_attention(query, primals_2, primals_3, None, True, dropout, True)
-
-        def backward(grad: torch.Tensor, query: torch.Tensor, made: Any) -> Any:
-            wanted = [True, True, True, False]
-            return aten._scaled_dot_product_efficient_attention_backward(
-                grad, query, primals_2, primals_3, None, *made, dropout, wanted, True
-            )
-
-        first = forward(primals_1)
-        second = forward(first[0])
-        above = backward(tangents_1, first[0], second)
-        below = backward(above[0], primals_1, first)
+        first = attended(kind, dropout, primals_1, primals_2, primals_3)
+        second = attended(kind, dropout, first[0], primals_2, primals_3)
+        above = gradients(kind, dropout, tangents_1, (first[0], primals_2, primals_3), second)
+        below = gradients(kind, dropout, above[0], (primals_1, primals_2, primals_3), first)
         return second[0], below[0], above[1] + below[1], above[2] + below[2]
 
-    return graph_on_a_gpu(step, HEADS, HEADS, HEADS, HEADS)
+    dtype = torch.float32 if kind == "efficient" else torch.bfloat16
+    return graph_on_a_gpu(step, HEADS, HEADS, HEADS, HEADS, dtype=dtype)
 
 
 def cut(graph: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -52,13 +64,14 @@ def integers(graph: fx.GraphModule, *, results: bool) -> list[fx.Node]:
     """Inputs, or results, that hold whole numbers."""
     output = next(node for node in graph.graph.nodes if node.op == "output")
     nodes = output.args[0] if results else graph.graph.find_nodes(op="placeholder")
-    return [node for node in nodes if isinstance(node, fx.Node) and node.meta["val"].dtype is torch.int64]
+    return [node for node in nodes if isinstance(node, fx.Node) and not node.meta["val"].is_floating_point()]
 
 
-def test_no_seed_leaves_the_forward_or_enters_the_backward() -> None:
-    plain = cut(joint(0.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_seed_leaves_the_forward_or_enters_the_backward(kind: str) -> None:
+    plain = cut(joint(0.0, kind))
     assert integers(plain[0], results=True), "nothing to take out"
-    graph = joint(0.0)
+    graph = joint(0.0, kind)
     without_undefined_seeds(graph)
     forward, backward = cut(graph)
     assert not integers(forward, results=True)
@@ -67,8 +80,9 @@ def test_no_seed_leaves_the_forward_or_enters_the_backward() -> None:
     assert not forward.graph.find_nodes(op="call_function", target=aten.full.default)
 
 
-def test_seeds_of_a_dropout_stay() -> None:
-    graph = joint(0.1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_seeds_of_a_dropout_stay(kind: str) -> None:
+    graph = joint(0.1, kind)
     before = graph.code
     without_undefined_seeds(graph)
     assert graph.code == before
@@ -81,9 +95,10 @@ def test_a_graph_without_attention_is_left_as_it_is() -> None:
     assert graph.code == before
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", [0, 1])
-def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int) -> None:
-    graph = joint(0.0)
+def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int, kind: str) -> None:
+    graph = joint(0.0, kind)
     without_undefined_seeds(graph)
     islands: tuple[Island, ...] = partition(lower(cut(graph)[side]).region, products=True).islands
     found = [island for island in islands if "scaled_dot_product" in str(island.region.program.steps)]
@@ -91,9 +106,10 @@ def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int) -> N
     assert all(propose(island.region.program, 90) for island in found)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", [0, 1])
-def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candidate(side: int) -> None:
-    graph = joint(0.0)
+def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candidate(side: int, kind: str) -> None:
+    graph = joint(0.0, kind)
     without_undefined_seeds(graph)
     region = lower(cut(graph)[side]).region
     islands = [island for island in partition(region, products=True).islands if "scaled_dot" in str(island.region.program.steps)]

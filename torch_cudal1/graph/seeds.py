@@ -2,10 +2,10 @@
 
         forward ── seed, offset ──> backward          backward(..., zeros, zeros, dropout 0)
 
-PyTorch leaves their memory as it was, on the host or, while a CUDA graph is captured, on the device; its backward reads them only
-`if (use_dropout)` (attention_backward.cu). A forward that kept them would have results that nothing can be compared with, and its
-backward inputs on another device than the graph says. The backward gets zeros of its own instead. That goes for the "efficient"
-operators only: what the others' backwards read is not known here.
+PyTorch leaves their memory as it was, on the host or, while a CUDA graph is captured, on the device; its backwards read them only
+with dropout (aten/src/ATen/native: transformers/cuda/attention_backward.cu, its flash_attn/flash_api.cpp, cudnn/MHA.cpp). A forward
+that kept them would have results that nothing can be compared with, and its backward inputs on another device than the graph says.
+The backward gets zeros of its own instead.
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ from __future__ import annotations
 import torch
 import torch.fx as fx
 
+from torch_cudal1.program import attention
+
 __all__ = ["without_undefined_seeds"]
 
-_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
-_PLACES = {argument.name: place for place, argument in enumerate(_BACKWARD._schema.arguments)}
+_BACKWARDS = tuple(getattr(torch.ops.aten, name).default for name in attention.BACKWARDS)
 
 
 def without_undefined_seeds(joint: fx.GraphModule) -> None:
     """Give backwards of attention without dropout in `joint` (meta["val"] on every node) zeros in place of the forward's seeds."""
     zeros: fx.Node | None = None
-    for node in joint.graph.find_nodes(op="call_function", target=_BACKWARD):
-        if node.args[_PLACES["dropout_p"]] != 0:
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or node.target not in _BACKWARDS or node.args[_place(node, "dropout_p")] != 0:
             continue
         zeros = _zeros_before(node) if zeros is None else zeros
         for name in ("philox_seed", "philox_offset"):
-            node.update_arg(_PLACES[name], zeros)
+            node.update_arg(_place(node, name), zeros)
     if zeros is not None:
         joint.recompile()
 
 
+def _place(node: fx.Node, name: str) -> int:
+    """The position of an argument in the operator's schema."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return next(place for place, argument in enumerate(node.target._schema.arguments) if argument.name == name)
+
+
 def _zeros_before(node: fx.Node) -> fx.Node:
-    """A new node with one number of the seeds' type, where `node` runs."""
-    query = node.args[_PLACES["query"]]
+    """A new node with a single zero, where `node` runs: of any type, since nobody reads it."""
+    query = node.args[_place(node, "query")]
     assert isinstance(query, fx.Node)
     like = query.meta["val"]
     form = {"dtype": torch.int64, "device": like.device, "pin_memory": False}
