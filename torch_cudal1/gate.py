@@ -10,11 +10,12 @@ from typing import Any
 
 from torch_cudal1 import observe
 from torch_cudal1.flat import Call
-from torch_cudal1.graph.swap import FAILURES, is_sticky
+from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.measure import sample_pairs
 from torch_cudal1.judge.statistics import PairedSummary, summarise
 from torch_cudal1.place import Place
+from torch_cudal1.program.sticky import is_sticky
 from torch_cudal1.trial_step import MORE_THAN_NOISE
 
 __all__ = ["COMPILE", "in_words", "raced", "those_that_pay", "told"]

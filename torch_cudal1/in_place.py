@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from torch_cudal1 import observe
 from torch_cudal1.flat import random_kept
-from torch_cudal1.graph.swap import FAILURES, is_sticky
+from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.measure import sample_pairs
 from torch_cudal1.judge.statistics import PairedSummary, summarise
+from torch_cudal1.program.sticky import is_sticky
 from torch_cudal1.trial_step import copy_of, gradients
 
 __all__ = ["Graph", "better", "faster_step"]

@@ -25,7 +25,7 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import SettingError
-from torch_cudal1.graph.swap import FAILURES, Around, Swapped, is_sticky, withdraw
+from torch_cudal1.graph.swap import FAILURES, Around, Swapped, withdraw
 from torch_cudal1.judge.analysis import analyse
 from torch_cudal1.judge.compare import compare, unit_roundoff
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs, sway
@@ -35,6 +35,7 @@ from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.execute import Runner
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.sticky import is_sticky
 from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.quarantine import Quarantined, hold_back
 

@@ -71,6 +71,7 @@ BAD = {
         "run",
         "twice",
     ),
+    "loses its GPU": (within("raise torch.AcceleratorError('an illegal memory access')"), "run", "illegal memory access"),
     "sleeps for ever": (within("import time; time.sleep(1e6)"), "resource", "deadline"),
     "returns no tensor": (giving("7"), "fresh_output", "0 outputs"),
     "returns another tree": (giving('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'), "fresh_output", "list"),

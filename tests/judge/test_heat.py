@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from tests.judge.programs import BATCH, OUT, WIDE, V, candidate, linear_relu, op, with_steps
 from torch_cudal1 import judge
+from torch_cudal1.judge import heat as heating
 from torch_cudal1.judge.heat import heat
+from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.program.model import Aten
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
@@ -46,3 +51,21 @@ def test_the_users_own_inputs_are_what_is_timed() -> None:
     found = heat(REGION, [candidate(SAME), candidate(WRONG)], job)
     assert not found.medians_us
     assert set(found.failures.values()) == {"its result is not eager's"}
+
+
+def test_one_that_costs_the_process_its_gpu_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, processes = heating._outputs, set[int]()
+
+    def outputs(trial: Any, slot: str, *rest: Any) -> Any:
+        processes.add(id(trial.child))
+        if slot == "1":
+            trial.child.usable = False  # as the child's answer has it
+            raise CandidateFailure("run", "AcceleratorError: an illegal memory access", "run")
+        return plain(trial, slot, *rest)
+
+    monkeypatch.setattr(heating, "_outputs", outputs)
+    job = judge.Job(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    found = heat(REGION, [candidate(SAME), candidate(SAME), candidate(SAME)], job)
+    assert set(found.medians_us) == {0, 2}
+    assert found.failures == {1: "AcceleratorError: an illegal memory access"}
+    assert len(processes) == 2

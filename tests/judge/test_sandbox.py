@@ -159,6 +159,23 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
             child.new_file()
 
 
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        ("import torch; raise torch.AcceleratorError('an illegal memory access')", True),
+        ("from torch_cudal1.errors import DriverError; raise DriverError('cuInit', 'CUDA_ERROR_ILLEGAL_ADDRESS', 'hint')", True),
+        ("import torch; raise torch.OutOfMemoryError('none left')", False),
+        ("raise ValueError('of its own')", False),
+    ],
+)
+def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not(evil, error: str, *, lost: bool) -> None:
+    evil(error)
+    with Child(Limits(CPU, 30.0), Contract()) as child:
+        with pytest.raises(CandidateFailure):
+            child.call("run")
+        assert child.usable is not lost
+
+
 def test_a_long_error_keeps_both_ends() -> None:
     """A traceback begins with what was done and ends with what went wrong."""
     found = sandbox._ends_of("InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend")

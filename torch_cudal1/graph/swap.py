@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import observe
-from torch_cudal1.errors import Cudal1Error, DriverError
+from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.schedule import build
+from torch_cudal1.program.sticky import is_sticky
 from torch_cudal1.records import Candidate, Region
 from torch_cudal1.switch import is_disabled
 
@@ -28,7 +29,6 @@ __all__ = [
     "Positional",
     "Swapped",
     "in_graph_order",
-    "is_sticky",
     "on_withdrawal",
     "swap",
     "withdraw",
@@ -37,15 +37,6 @@ __all__ = [
 FAILURES = (Cudal1Error, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]  # takes a graph's inputs in one sequence
 Around: TypeAlias = "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
-
-# Results of the driver after which, by its API reference (type CUresult), the process must end to use the device again.
-_LOST = frozenset(
-    f"CUDA_ERROR_{name}"
-    for name in (
-        *("ECC_UNCORRECTABLE", "DEVICE_UNAVAILABLE", "CONTEXT_IS_DESTROYED", "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "LAUNCH_FAILED"),
-        *("ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC"),
-    )
-)
 
 _lock = threading.Lock()
 _in_use: weakref.WeakSet[Swapped] = weakref.WeakSet()
@@ -174,11 +165,3 @@ def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
     if tuple(order) == tuple(range(len(order))):
         return lambda inputs: swapped(inputs[: len(order)])
     return lambda inputs: swapped([inputs[position] for position in order])
-
-
-def is_sticky(error: BaseException) -> bool:
-    """Errors after which the CUDA context is unusable; running out of memory is not one of them."""
-    if isinstance(error, DriverError):
-        return error.status in _LOST
-    accelerator_error = getattr(torch, "AcceleratorError", ())
-    return isinstance(error, accelerator_error) and not isinstance(error, torch.cuda.OutOfMemoryError)

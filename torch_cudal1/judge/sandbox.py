@@ -98,7 +98,7 @@ class Child:
         self.scratch = make_scratch()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`, and nameless: the child cannot come to it
         self._files = 0
-        self.usable = True  # False once it hung, died or broke the protocol
+        self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
         self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
         self.canaries = Canaries()
         self._process: subprocess.Popen[bytes] | Forked | None = None
@@ -160,6 +160,7 @@ class Child:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
+            self.usable = not answer.get("lost", False)  # with its CUDA context gone, it fails whoever comes next
             raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
         return answer
 

@@ -36,6 +36,7 @@ from torch_cudal1.judge.tighten import tighten
 from torch_cudal1.judge.transport import present, read_program, write_payloads
 from torch_cudal1.program.execute import Runner
 from torch_cudal1.program.schedule import build as build_runner
+from torch_cudal1.program.sticky import is_sticky
 
 __all__ = ["VERBS", "Request", "Session", "Verb", "main"]
 
@@ -329,10 +330,10 @@ def _serve(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dic
         return {"error": f"PermissionError: {error}", "detector": "isolation"}
     except Cudal1Error as error:
         named = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
-        return {"error": f"{type(error).__name__}: {error}", **named}
+        return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **named}
     except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
         detector = {"detector": "resource"} if "allocate memory" in str(error) else {}  # torch's CPU allocator raises RuntimeError
-        return {"error": f"{type(error).__name__}: {error}", **detector}
+        return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
 
 
 def _bytes_of(tensor: torch.Tensor | None) -> int:
