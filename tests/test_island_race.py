@@ -82,8 +82,9 @@ def around_products(whole: Region) -> tuple[Island, ...]:
 
 
 def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(place: Place, whole: Region) -> None:
-    best, reasons = fastest_right(whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf"))
+    best, reasons, saved_us = fastest_right(whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf"))
     assert best is not None
+    assert saved_us > 0
     assert best.techniques == ("gemm", "best")
     assert [reason.reason for reason in reasons] == ["does not load", "takes 110 us, eager 100 us", "an error of 9x eager's"]
 
@@ -206,6 +207,33 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     assert techniques == [{"gemm"}, more]
 
 
+@pytest.mark.parametrize(("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])])
+def test_kernels_for_products_come_first_where_they_save_much_though_other_steps_dominate(
+    place: Place, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
+) -> None:
+    """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with products that lost."""
+    with torch.no_grad():
+        layers = nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 2)).eval()
+        (region,) = captured_regions(layers, (torch.randn(512, 1024),))
+    monkeypatch.setattr(
+        kernels,
+        "propose",
+        lambda program, sm, rights: (Proposal("gemm" if any(map(is_product, program.steps)) else "norm", {"name": "any"}),),
+    )
+    monkeypatch.setattr(
+        judge,
+        "build",
+        lambda region, proposals, *how: tuple(Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals),
+    )
+    monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: Heat(100.0, {0: takes_us}, {}))
+    there = replace(place, device=torch.device("cuda"))
+    begun = search(region, there, job_at(place), functools.partial(pipeline._remember, there))
+    assert (begun.dense, len(begun.few)) == ((), 1)
+    ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
+    candidates = (one for one in begun.candidates(ranking, float("inf"), Standing()) if isinstance(one, Candidate))
+    assert [set(one.techniques) & {"gemm", "norm"} for one in candidates] == tried
+
+
 @pytest.mark.parametrize("best_us", [None, 30.0])
 def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
     place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None
@@ -270,7 +298,7 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     found = Heat(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
     monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
-    best, _ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
+    best, *_ = fastest_right(whole, answers, place, job_at(place), deadline=float("inf"), checked=False)
     assert best is not None
     assert best.techniques == ("gemm", "best")
 
@@ -280,7 +308,7 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
 ) -> None:
     found = Heat(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
     monkeypatch.setattr(island_race, "heat", lambda region, candidates, job: found)
-    best, reasons = fastest_right(whole, built(whole, PROPOSED[:2]), place, job_at(place), deadline=float("inf"), checked=False)
+    best, reasons, _ = fastest_right(whole, built(whole, PROPOSED[:2]), place, job_at(place), deadline=float("inf"), checked=False)
     assert best is not None
     assert best.techniques == ("gemm", "best")
     assert [one.reason for one in reasons] == ["takes 80.0 us, eager 100 us, its product and one pass 70.0 us"]

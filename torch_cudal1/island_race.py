@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch_cudal1 import judge
 from torch_cudal1.explanation import per_call
@@ -17,7 +17,7 @@ from torch_cudal1.judge.heat import Heat, heat
 from torch_cudal1.place import Place
 from torch_cudal1.records import Candidate, Region, Rejected
 
-__all__ = ["PROPOSALS", "RACED", "Breeder", "fastest_right", "rights_of"]
+__all__ = ["PROPOSALS", "RACED", "Breeder", "Fastest", "fastest_right", "rights_of"]
 
 # families of which several kernels are timed
 RACED = ("gemm", "conv", "attention", "attention_backward", "scan", "pooling")
@@ -37,6 +37,14 @@ class Breeder(Protocol):
         ...
 
 
+class Fastest(NamedTuple):
+    """The kernel that won, why those before it are not it, and microseconds a call that it saves of what it must beat."""
+
+    kernel: Candidate | None
+    reasons: list[Rejected]
+    saved_us: float = 0.0
+
+
 def rights_of(place: Place) -> tuple[str, ...]:
     """The op classes whose products may be as inexact as TF32's; none under "strict"."""
     return () if place.contract.precision == "strict" else place.contract.rights
@@ -51,15 +59,15 @@ def fastest_right(
     *,
     checked: bool = True,
     breeder: Breeder | None = None,
-) -> tuple[Candidate | None, list[Rejected]]:
-    """The fastest of the built kernels that is fast enough and right, and why those before it are not it.
+) -> Fastest:
+    """The fastest of the built kernels that is fast enough and right.
 
     With `checked` False it is only not grossly wrong: for a region that is judged as a whole anyway.
     """
     reasons: list[Rejected] = []
     built = _admitted(answers, place, reasons)
     if built and judge.working_s() > deadline:
-        return None, [*reasons, Rejected("the budget was spent", "budget")]
+        return Fastest(None, [*reasons, Rejected("the budget was spent", "budget")])
     found = heat(region, built, job) if built else Heat(0.0, {}, {})
     if built and breeder is not None:
         breeder.heard(_times(built, found))
@@ -68,15 +76,16 @@ def fastest_right(
             again = heat(region, later, job)
             breeder.heard(_times(later, again))
             found, built = _joined(found, again, len(built)), [*built, *later]
-    for candidate in _by_speed(region, built, found, job, reasons):
+    for at in _by_speed(region, found, job, reasons):
+        candidate, saved_us = built[at], found.to_beat_us - found.medians_us[at]
         if not checked:
-            return candidate, reasons
+            return Fastest(candidate, reasons, saved_us)
         verdict = judge.check(region, candidate, replace(job, examples=None, book={}))
         if verdict.passed:
-            return candidate, reasons
+            return Fastest(candidate, reasons, saved_us)
         failure = verdict.failure
         reasons.append(Rejected(failure.detail if failure else "no check ran", failure.name if failure else "judge"))
-    return None, reasons
+    return Fastest(None, reasons)
 
 
 def _admitted(answers: Sequence[Candidate | Rejected], place: Place, reasons: list[Rejected]) -> list[Candidate]:
@@ -96,8 +105,8 @@ def _times(ran: Sequence[Candidate], found: Heat) -> list[tuple[Candidate, float
     return [(one, found.medians_us.get(at)) for at, one in enumerate(ran)]
 
 
-def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[Candidate]:
-    """Those that beat eager and about what Inductor would take, fastest first; why the others do not goes to `reasons`.
+def _by_speed(region: Region, found: Heat, job: judge.Job, reasons: list[Rejected]) -> list[int]:
+    """Positions of those that beat eager and about what Inductor would take, fastest first; why others do not goes to `reasons`.
 
     Those whose results are apart from eager's as only another precision makes them come last: eager's convolutions use TF32 or not,
     as cuDNN has it, and a candidate is held to eager's error.
@@ -110,7 +119,7 @@ def _by_speed(region: Region, built: Sequence[Candidate], found: Heat, job: judg
     than = f"eager {per_call(found.eager_us)}"
     than += "" if found.one_pass_us is None else f", its product and one pass {per_call(found.one_pass_us)}"
     reasons += [Rejected(f"takes {per_call(found.medians_us[at])}, {than}", "heat") for at in slow]
-    return [built[at] for at in sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)]
+    return sorted((at for at in order if at not in slow), key=lambda at: found.apart.get(at, 0.0) > _APART)
 
 
 def _joined(first: Heat, second: Heat, count: int) -> Heat:

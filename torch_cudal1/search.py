@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch_cudal1 import judge
 from torch_cudal1.graph.partition import Island, partition, splice, starts_island
-from torch_cudal1.graph.propose import Variant, product_islands, rewritten
+from torch_cudal1.graph.propose import Variant, few_product_islands, product_islands, rewritten
 from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
 from torch_cudal1.judge.profiles import SURPRISE
 from torch_cudal1.place import Place
@@ -25,7 +25,7 @@ __all__ = ["Search", "Standing", "fastest_first", "islands_of", "search"]
 
 _IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
-_MUCH = 0.05  # of a call's time: so much launching, and a CUDA graph may win by it
+_MUCH = 0.05  # of a call's time: so much launching, and a CUDA graph may win by it; so much saved, and it is tried first
 
 
 @dataclass
@@ -39,13 +39,14 @@ class Standing:
 class Search:
     """What may be tried: the rewritten form, `dense` islands around products that dominate, kernels (None: none serves here).
 
-    `whole`: the form whose islands are dense, with products in one piece.
+    `few`: islands around products that do not dominate. `whole`: the form whose islands these are, with products in one piece.
     """
 
     region: Region
     variant: Variant | None
     whole: Variant | None = None
     dense: tuple[Island, ...] = ()
+    few: tuple[Island, ...] = ()
     kernels: IslandKernels | None = None
 
     @property
@@ -69,9 +70,9 @@ class Search:
         return _form(self.region, self.variant).program
 
     def candidates(self, ranking: judge.Ranking, deadline: float, standing: Standing) -> Iterator[Candidate | Rejected]:
-        """Kernels for products where these are most of the time, then rewritten forms, which cost nothing to build, then the same
-        with kernels in all islands, and without those for products, unless these have won already. No kernel is looked for after
-        `deadline`, on the clock of `judge.working_s`.
+        """Kernels for products where these are most of the time, or alone save a noticeable part of it; then rewritten forms, which
+        cost nothing to build, then the same with kernels in all islands, and without those for products, unless these have won
+        already. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
         """
         schedules = fastest_first(ranking, self.region.program)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
@@ -79,14 +80,18 @@ class Search:
             yield from compose(rewrites, schedules)
             return
         self.kernels.deadline = deadline
-        if self.dense:
-            yield from self._spliced(self.whole, self.dense, self.kernels, schedules)
+        first = self.dense
+        if self.few:
+            yield from self.kernels.found(self.few)[1]
+            first = self.few if self.kernels.saving_us(self.few) > _MUCH * min(ranking.medians_us.values(), default=0.0) else ()
+        if first:
+            yield from self._spliced(self.whole, first, self.kernels, schedules)
         yield from compose(rewrites, schedules)
         whole = partition(_form(self.region, self.variant), products=True).islands
         with_products = any(starts_island(step) for island in whole for step in island.region.program.steps)
-        if with_products and not (self.dense and standing.best_us is None) and set(whole) != set(self.dense):
+        if with_products and not (first and standing.best_us is None) and set(whole) != set(first):
             yield from self._spliced(self.variant, whole, self.kernels, schedules)
-        if not (self.dense and standing.best_us is not None):
+        if not (first and standing.best_us is not None):
             fused = partition(_form(self.region, self.variant)).islands
             yield from self._spliced(self.variant, fused, self.kernels, schedules)
 
@@ -114,19 +119,21 @@ def search(region: Region, place: Place, job: judge.Job, remember: Remember) -> 
         return Search(region, variant)
     form = _in_one_piece(region, variant, finite=finite)
     dense = product_islands(_form(region, form))
+    few = () if dense else few_product_islands(_form(region, form))
     if region.kind != "inference" and not dense:
         return Search(region, variant)  # what else a training step is made of, Inductor fuses as well
     kernels = IslandKernels(place, job, remember)
-    kernels.begin(dense)
-    return Search(region, variant, form, dense, kernels)
+    kernels.begin(dense or few)
+    return Search(region, variant, form, dense, few, kernels)
 
 
 def islands_of(region: Region, *, finite: bool = False) -> list[Island]:
     """Every island that a search of a whole graph may ask kernels for, those asked first first; `finite`: rules for such values."""
     variant = rewritten(region, assume_finite=finite)
     form = _form(region, variant)
-    dense = product_islands(_form(region, _in_one_piece(region, variant, finite=finite)))
-    return [*dense, *partition(form, products=True).islands, *partition(form).islands]
+    whole = _form(region, _in_one_piece(region, variant, finite=finite))
+    first = product_islands(whole) or few_product_islands(whole)
+    return [*first, *partition(form, products=True).islands, *partition(form).islands]
 
 
 def _in_one_piece(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:

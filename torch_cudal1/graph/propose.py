@@ -17,12 +17,12 @@ from torch_cudal1.program.cost import ROOFLINES, estimate
 from torch_cudal1.program.model import Aten, Program, Step
 from torch_cudal1.records import Region
 
-__all__ = ["Variant", "product_islands", "rewritten"]
+__all__ = ["Variant", "few_product_islands", "product_islands", "rewritten"]
 
 
 _WORTH_JUDGING = 1.02  # estimated time before over after
 _MOSTLY = 0.4  # of the estimated time is in products: a better product alone can halve what is left
-_FEW = 6  # different convolutions, each of which costs seconds: of more, what is cheaper to try comes first
+_FEW = 6  # different products or convolutions, each of which costs seconds: of more, what is cheaper to try comes first
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,15 @@ def rewritten(region: Region, *, assume_finite: bool, without: Collection[str] =
     return Variant(program, result.techniques, before / max(after, 1e-12))
 
 
+def few_product_islands(whole: Region) -> tuple[Island, ...]:
+    """The islands around products, where few of them differ; else ()."""
+    islands = _around_products(whole)
+    return islands if len({island.region.key for island in islands}) <= _FEW else ()
+
+
 def product_islands(whole: Region) -> tuple[Island, ...]:
     """The islands around matrix products, where these are most of the estimated time, and around a few convolutions; else ()."""
-    islands = tuple(i for i in partition(whole, products=True).islands if any(map(is_product, i.region.program.steps)))
+    islands = _around_products(whole)
     if not islands:
         return ()
     if any(map(_is_convolution, whole.program.steps)) and len({i.region.key for i in islands}) <= _FEW:
@@ -74,6 +80,10 @@ def product_islands(whole: Region) -> tuple[Island, ...]:
     roofline = ROOFLINES[whole.program.device]
     in_products = sum(estimate(island.region.program).flops for island in islands) / roofline.flops_per_s
     return islands if in_products >= _MOSTLY * roofline.seconds(estimate(whole.program)) else ()
+
+
+def _around_products(whole: Region) -> tuple[Island, ...]:
+    return tuple(i for i in partition(whole, products=True).islands if any(map(is_product, i.region.program.steps)))
 
 
 def _is_convolution(step: Step) -> bool:
