@@ -172,3 +172,27 @@ def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
     (island,) = attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
     assert "aten.sigmoid.default" not in targets(island.region.program)
     assert len(propose(island.region.program, 90)) >= 2
+
+
+def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None:
+    """Its softmax is 0 where a row has no key: fp32 with few heads of keys has no fused operator."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.25 + mask
+        return torch.matmul(torch.ops.aten._safe_softmax(scores, -1), v)
+
+    heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, 1, LENGTH, LENGTH)
+    (island,) = attention_in(lower(graph_on_a_gpu(model, heads, heads, heads, mask)).region)
+    found = targets(island.region.program)
+    assert (found.count(BMM), found.count("aten._safe_softmax.default")) == (2, 1)
+    assert mask in {spec.shape for spec in island.region.program.inputs}  # not written out for all heads
+    assert len(propose(island.region.program, 90)) >= 2
+
+
+@pytest.mark.parametrize("operator", ["efficient", "cudnn"])
+def test_a_fused_operator_with_a_mask_has_kernels(operator: str) -> None:
+    fused = getattr(torch.ops.aten, f"_scaled_dot_product_{operator}_attention")
+    heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, HEADS, LENGTH, LENGTH)
+    graph = graph_on_a_gpu(lambda q, k, v, m: fused(q, k, v, m, False)[0], heads, heads, heads, mask, dtype=torch.float16)
+    (island,) = partition(lower(graph).region, products=True).islands
+    assert len(propose(island.region.program, 90)) >= 2

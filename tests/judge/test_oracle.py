@@ -70,6 +70,23 @@ def test_fused_attention_has_its_log_sum_exp_in_the_form_of_the_operator(name: s
     assert bool((total[..., 40:] == float("inf")).all())
 
 
+@pytest.mark.parametrize("operator", ["flash_attention_for_cpu", "efficient_attention", "cudnn_attention"])
+def test_a_row_that_a_mask_hides_all_keys_from_is_0_as_in_eager(operator: str) -> None:
+    here = operator.endswith("cpu")
+    args = (V(0), V(1), V(2), 0.0, False) if here else (V(0), V(1), V(2), V(3), False)
+    kwargs = (("attn_mask", V(3)),) if here else ()
+    outs = {"flash_attention_for_cpu": 2, "efficient_attention": 4, "cudnn_attention": 9}[operator]
+    step = Aten(f"aten._scaled_dot_product_{operator}.default", args, kwargs, tuple(range(4, 4 + outs)), many=True)
+    program = Program((*(spec(2, 3, 7, 8),) * 3, spec(2, 3, 7, 7)), (step,), (4,))
+    q, k, v, mask = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 7)
+    mask[..., 2, :], mask[..., 3, 1:] = -torch.inf, -torch.inf
+    exact = exact_outputs(program, [q, k, v, mask], CPU)
+    assert not isinstance(exact, Infeasible)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(exact[0], expected.double(), rtol=1e-5, atol=1e-5)
+    assert not expected[..., 2, :].any()
+
+
 def test_a_log_sum_exp_that_nobody_asked_for_has_no_exact_values() -> None:
     step = Aten(
         "aten._scaled_dot_product_efficient_attention.default", (V(0), V(0), V(0), None, False), (), (1, 2, 3, 4), many=True

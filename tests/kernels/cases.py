@@ -380,8 +380,18 @@ def few_bits_cases() -> dict[str, Case]:
     return cases
 
 
+def safe_softmax_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    hidden = _marked(_draw(5, 300), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((4, 7), -INF))
+    cases["safe softmax, a row of minus infinity"] = (lambda x: aten._safe_softmax(x, -1), (hidden,))
+    cases["safe softmax over the first"] = (lambda x: aten._safe_softmax(x, 0), (hidden.t(),))
+    lone = _marked(_draw(3, 20000), ((0,), -INF), ((2, 15000), -INF))
+    cases["safe softmax, in a loop"] = (lambda x: aten._safe_softmax(x, -1), (lone,))
+    return cases
+
+
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
     families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
-    return families | elementwise_cases() | bessel_cases() | few_bits_cases() | backward_cases()
+    return families | elementwise_cases() | bessel_cases() | few_bits_cases() | backward_cases() | safe_softmax_cases()

@@ -42,6 +42,24 @@ def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
     return Step("aten._scaled_dot_product_efficient_attention.default", args, 4, reference, (("scale", scale),) if scale else ())
 
 
+def _biased(kind: str = "efficient") -> Step:
+    """With a bias, which may hide all keys from a row."""
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        made = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return made.transpose(1, 2).contiguous().transpose(1, 2) if kind == "efficient" else made.contiguous()
+
+    args = (Value(0), Value(1), Value(2), Value(3), False, 0.0, False)
+    return Step(f"aten._scaled_dot_product_{kind}_attention.default", args, 4 if kind == "efficient" else 9, reference)
+
+
+def safely(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As PyTorch takes attention apart where it has no fused operator: under a mask, a softmax that is 0 in rows without keys."""
+    scores = torch.bmm(q, k.transpose(1, 2)).view(1, *mask.shape[:1], -1, k.shape[1]) * 0.2
+    weights = torch.ops.aten._safe_softmax(scores + mask, -1)
+    return torch.bmm(weights.view(-1, *weights.shape[2:]), v)
+
+
 def _with_total(operator: str, *, causal: bool = False) -> Step:
     """As training asks for it: the log-sum-exp of each row is read too."""
 
@@ -173,6 +191,14 @@ def _padding(batch: int, length: int, dtype: torch.dtype) -> Tensor:
     return mask
 
 
+def _hidden(batch: int, length: int) -> Tensor:
+    """(batch, 1, rows, columns): numbers, and minus infinity where a key is hidden; for rows 3 and the last all of them are."""
+    bias = normal(batch, 1, length, length)
+    bias[..., 5] = bias[..., 3, :] = bias[..., -1, :] = -INF
+    bias[..., 7, :66] = -INF
+    return bias
+
+
 def _marked() -> tuple[Tensor, ...]:
     q, k, v = _three(1, 2, 70, 16)
     q[0, 0, 3, 2], k[0, 1, 5, 1], v[0, 0, 9, 4] = NAN, INF, NAN
@@ -213,6 +239,11 @@ CASES: dict[str, Case] = {
     "softmax in fp32, fp16, a query without keys": (wide_softmax, (*_grouped(1, 4, 2, 130, 24), _causal(130, HALF))),
     "softmax in fp32, decomposed": (with_prims, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16))),
     "relu in fp32, fp16": (relu_in_fp32, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20))),
+    "bias": (_biased(), (*_three(2, 3, 70, 24), normal(2, 3, 70, 70))),
+    "bias, a key for nobody and a query without keys": (_biased(), (*_three(2, 3, 70, 24), _hidden(2, 70).expand(2, 3, 70, 70))),
+    "bias, fp16": (_biased(), (*_grouped(1, 2, 2, 70, 32), _hidden(1, 70).to(HALF).expand(1, 2, 70, 70))),
+    "bias, cudnn": (_biased("cudnn"), (*_grouped(1, 2, 2, 64, 32), _hidden(1, 64).to(HALF).expand(1, 2, 64, 64))),
+    "safe softmax": (safely, (*_three(3, 70, 20), _hidden(3, 70)[:, 0])),
     "relu": (with_relu, _three(3, 70, 20)),
     "decays": (decayed, _chunk(2, 64, 3, 16, 40)),
     "decays, ragged": (decayed, _chunk(2, 70, 3, 20, 16)),

@@ -97,15 +97,6 @@ def test_queries_that_do_not_stay_in_registers_are_refused() -> None:
         lower(wide, Proposal("attention", {}))
 
 
-def test_a_fused_operators_bias_is_refused_since_it_may_mask_whole_rows() -> None:
-    given = (*(torch.zeros(1, 2, 70, 16),) * 3, torch.zeros(1, 2, 70, 70))
-    args = (Value(0), Value(1), Value(2), Value(3), False, 0.0, False)
-    masked = Step("aten._scaled_dot_product_efficient_attention.default", args, 4, lambda *_: None).program(given, "cuda")
-    assert propose(masked, 90) == ()
-    with pytest.raises(NotLowerableError, match="mask a whole row"):
-        lower(masked, Proposal("attention", {}))
-
-
 def test_seeds_that_are_read_are_refused_since_pytorch_leaves_them_undefined() -> None:
     function, inputs = CASES["log-sum-exp, ragged"]
     program = program_of(function, inputs)

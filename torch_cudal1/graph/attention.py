@@ -38,7 +38,7 @@ _LAYOUT = frozenset(
 )
 # element-wise, though torch does not say so: a model of half types takes its softmax in fp32, between two of them
 _CONVERSION = "aten._to_copy.default"
-_SOFTMAX = "aten._softmax.default"
+_SOFTMAXES = frozenset({"aten._softmax.default", "aten._safe_softmax.default"})
 _MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
 _MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
 
@@ -138,7 +138,7 @@ def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
 def _goes_between(step: Step) -> bool:
     if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
         return False
-    return step.target in _LAYOUT or step.target in (_SOFTMAX, _CONVERSION) or torch.Tag.pointwise in overload(step.target).tags
+    return step.target in _LAYOUT | _SOFTMAXES | {_CONVERSION} or torch.Tag.pointwise in overload(step.target).tags
 
 
 def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:

@@ -36,7 +36,8 @@ ROW_OPS = (
     frozenset(
         f"aten.{name}"
         for name in (
-            *("_softmax.default", "_log_softmax.default", "native_layer_norm.default", "native_group_norm.default"),
+            *("_softmax.default", "_safe_softmax.default", "_log_softmax.default"),
+            *("native_layer_norm.default", "native_group_norm.default"),
             *("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
             *("_fused_rms_norm.default", "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional.default"),
             *("max.default", "min.default", "max.dim", "min.dim", "argmax.default", "argmin.default", "var_mean.correction"),

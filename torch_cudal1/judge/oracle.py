@@ -122,7 +122,8 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name in _ATTENTION:
         bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
         scores, value = _scores(bound)
-        made = {step.outs[0]: _weighted(scores.softmax(-1), value, _seen(bound, scores))}
+        weights = scores.softmax(-1) if _bias(bound) is None else torch.ops.aten._safe_softmax(scores, -1)
+        made = {step.outs[0]: _weighted(weights, value, _seen(bound, scores))}
         return made | ({step.outs[1]: _log_sum_exp(name, scores)} if name in _LOG_SUM_EXPS and bound.get(_ASKED, True) else {})
     if name in _ATTENTION_BACKWARD:
         bound = {key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()}
@@ -197,11 +198,15 @@ def _scores(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     if query.dim() == 4 and (shared := query.shape[1] // key.shape[1]) > 1:  # neighbouring queries share a head
         key, value = (one.repeat_interleave(shared, 1) for one in (key, value))
     scores = query @ key.transpose(-2, -1) * _scale(bound)
-    bias = next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
-    if bias is not None:
+    if (bias := _bias(bound)) is not None:
         scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
     seen = _seen(bound, scores)
     return scores if seen is None else scores.masked_fill(~seen, -math.inf), value
+
+
+def _bias(bound: Mapping[str, Any]) -> torch.Tensor | None:
+    """What is added to scores, or hides some of them. PyTorch's operators give 0 for a row that it hides all keys from."""
+    return next((bound[name] for name in ("attn_bias", "attn_mask") if bound.get(name) is not None), None)
 
 
 def _scale(bound: Mapping[str, Any]) -> float:

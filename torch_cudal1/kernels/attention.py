@@ -89,6 +89,7 @@ class _Parts:
     result: Nest
     softmax: bool
     causal: bool
+    safe: bool
     total: Output | None = None
 
 
@@ -140,8 +141,8 @@ def _parts(traced: Trace, free: int) -> _Parts:
     spec = TensorSpec("float32", first.shape, row_major(first.shape), "cuda")
     nest = schedule_tail((Output(free, reshape(scores, first.shape), spec),), first)
     result = schedule_tail((replace(output, node=node),), second)
-    causal = isinstance(weights, Softmax) and weights.causal
-    return _Parts(first, second, nest, result, softmax, causal, total)
+    causal, safe = (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
+    return _Parts(first, second, nest, result, softmax, causal, safe, total)
 
 
 def _results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:
@@ -256,6 +257,7 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
     scores.append(f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}")
     weights = _ONLINE.strip().splitlines() if parts.softmax else ["weight = score"]
     finish = ["acc = tl.div_rn(out, total)" if parts.softmax else "acc = out", "column = e[None, :]"]
+    finish += ['acc = tl.where(top == float("-inf"), 0.0, acc)'] * parts.safe
     finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
     finish += triton_tail(parts.result, rows, out_width, (ragged[0], out_width != size))
     finish += _total_lines(parts.total, height) if parts.total else []

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import softmax
-from torch_cudal1.kernels.nodes import Dot, LogSumExp, Node, Position, Softmax, broadcast, constant, pointwise, reshape, sources
+from torch_cudal1.kernels.nodes import (
+    Dot,
+    LogSumExp,
+    Node,
+    Position,
+    Softmax,
+    broadcast,
+    cast,
+    constant,
+    pointwise,
+    reshape,
+    sources,
+)
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
 from torch_cudal1.program.attention import FORWARDS
@@ -45,21 +58,25 @@ def _fused(names: tuple[str, ...]) -> Handler:
     def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
         query, key, value = args[:3]
         given = dict(zip(names, args[3:], strict=False))
-        if given.get("bias") is not None:
-            raise NotLowerableError("a bias may mask a whole row, of which PyTorch's operators make different things")
+        bias = given.get("bias")
         if given.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
             raise NotLowerableError("attention with dropout, or whose keys have another type")
         key, value = (_for_each_head(one, query) for one in (key, value))
         scores = _scores(query, key, kwargs.get("scale"))
+        if bias is not None:
+            wide = reshape(broadcast(bias, (*query.shape[:2], *scores.shape[1:])), scores.shape)
+            scores = pointwise("({0} + {1})", scores, cast(wide, torch.float32), dtype=torch.float32)
         causal = bool(given.get("causal"))
         if causal:
             row, column = (Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1)))
             low = constant(-math.inf, torch.float32)
             scores = pointwise("tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32)
         spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
-        (weights,) = softmax.HANDLERS["_softmax.default"]((scores, -1, False), {}, (spec,))
+        # a row without keys, which only a bias can make, is 0
+        kind, rest = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
+        (weights,) = softmax.HANDLERS[f"{kind}.default"]((scores, -1, *rest), {}, (spec,))
         assert isinstance(weights, Softmax)
-        weights = Softmax(weights.shape, weights.dtype, weights.template, weights.args, scores, causal)
+        weights = replace(weights, causal=causal)
         batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
         made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
         total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None

@@ -110,10 +110,14 @@ class Map(Node):
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Map):
-    """A Map that is the softmax of `scores` along the last dimension. `causal`: of those up to the element's own row only."""
+    """A Map that is the softmax of `scores` along the last dimension.
+
+    `causal`: of those up to the element's own row only. `safe`: 0, not NaN, in rows of nothing but minus infinity.
+    """
 
     scores: Node
     causal: bool = False
+    safe: bool = False
 
 
 @dataclass(frozen=True, eq=False)

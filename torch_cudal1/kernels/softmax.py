@@ -31,10 +31,27 @@ def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node]:
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     _, exponential, total = _shifted(args[0], args[1])
-    made = _as(outs, div(exponential, total))
+    return (_marked(_as(outs, div(exponential, total)), args, safe=False),)
+
+
+def _safe_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """0 in rows of nothing but minus infinity, where softmax has NaN: rows that a mask hides all keys from."""
+    x = cast(args[0], _F32)
+    dims = (args[1] % len(x.shape),) if x.shape else ()
+    top = reduced("max", x, dims)
+    empty = pointwise('({0} == float("-inf"))', top, dtype=torch.bool)
+    exponential = pointwise("libdevice.exp({0} - tl.where({1}, 0.0, {2}))", x, empty, top, dtype=_F32)
+    total = reduced("sum", exponential, dims)
+    summed = Either(total.shape, _F32, total, reduced("expsum", x, dims))
+    made = pointwise("tl.where({0}, 0.0, {1})", empty, div(exponential, summed), dtype=_F32)
+    return (_marked(_as(outs, made), args, safe=True),)
+
+
+def _marked(made: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
+    """`made` as a softmax along the last dimension, if it is one."""
     if isinstance(made, Map) and made.shape and args[1] % len(made.shape) == len(made.shape) - 1:
-        made = Softmax(made.shape, made.dtype, made.template, made.args, args[0])
-    return (made,)
+        return Softmax(made.shape, made.dtype, made.template, made.args, args[0], safe=safe)
+    return made
 
 
 def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
@@ -69,6 +86,7 @@ def _backward(template: str) -> Handler:
 
 HANDLERS: dict[str, Handler] = {
     "_softmax.default": _softmax,
+    "_safe_softmax.default": _safe_softmax,
     "_log_softmax.default": _log_softmax,
     "logsumexp.default": _logsumexp,
     "_softmax_backward_data.default": _backward("({1} * ({0} - {2}))"),

@@ -349,6 +349,7 @@ _RULES: tuple[tuple[tuple[Any, ...], Callable[[fx.Node, Mapping[fx.Node, Bounds]
     ((aten.sin.default, aten.cos.default), _fixed(-1.0, 1.0, needs_finite=True)),
     ((aten.exp.default, aten.softplus.default), _fixed(0.0, math.inf)),
     ((aten._softmax.default, aten._log_softmax.default), _softmax),
+    ((aten._safe_softmax.default,), _fixed(0.0, 1.0, needs_finite=True)),
     ((aten.abs.default,), _absolute),
     ((aten.neg.default,), _negated),
     ((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), _signed_mean),
