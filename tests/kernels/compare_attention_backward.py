@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.compare import errors
-from tests.kernels.compare_attention import BF16, HALF, INF, NAN, heads_of
+from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, heads_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import interpret
 from torch_cudal1.kernels import propose
@@ -38,10 +38,11 @@ class Case:
     scale: float | None = None
     operator: str = "efficient"
     wanted: tuple[str, ...] = RESULTS
+    bias: Tensor | None = None
     grad_of_rows: bool = False  # the gradient of a sum over elements: each row's is one number in memory
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset: as the operators get them."""
+        """grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, a bias: as the operators get them."""
         out, total = self.forward(torch.float32)
         grad = normal(*out.shape[:-1], 1).expand(out.shape) if self.grad_of_rows else normal(*out.shape)
         kind = self.query.dtype
@@ -52,17 +53,20 @@ class Case:
             out = out.transpose(1, 2).contiguous().transpose(1, 2)
         total = total.unsqueeze(-1) if self.operator == "cudnn" else total
         seeds = (torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64))
-        return grad, self.query, self.key, self.value, out.to(kind), total, *seeds
+        biases = () if self.bias is None else (self.bias,)
+        return grad, self.query, self.key, self.value, out.to(kind), total, *seeds, *biases
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Result and log-sum-exp of each row."""
         query, key, value = (one.to(dtype) for one in (self.query, self.key, self.value))
         scores = self._scores(query, key)
-        return scores.softmax(-1) @ heads_of(value, query.shape[1]), scores.logsumexp(-1)
+        weights, total = torch.ops.aten._safe_softmax(scores, -1), scores.logsumexp(-1)
+        return weights @ heads_of(value, query.shape[1]), total.masked_fill(total == -INF, 0.0) if self.bias is not None else total
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         scores = query @ heads_of(key, query.shape[1]).transpose(-1, -2) * scale
+        scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return scores.masked_fill(~allowed, -INF) if self.causal else scores
 
@@ -72,7 +76,7 @@ class Case:
         v = [Value(index) for index in range(len(specs))]
         kwargs = () if self.scale is None else (("scale", self.scale),)
         rows, columns = self.query.shape[2], self.key.shape[2]
-        args: tuple[Any, ...] = (*v[:4], None, *v[4:8], 0.0, (True, True, True, False), self.causal)
+        args: tuple[Any, ...] = (*v[:4], None if self.bias is None else v[8], *v[4:8], 0.0, (True, True, True, False), self.causal)
         if self.operator == "flash":
             args = (*v[:6], None, None, rows, columns, 0.0, self.causal, *v[6:])
         elif self.operator == "cudnn":
@@ -149,6 +153,10 @@ CASES: dict[str, Case] = {
     "NaN in a query": Case(*_marked("query", NAN)),  # type: ignore[arg-type]
     "NaN in a key": Case(*_marked("key", NAN)),  # type: ignore[arg-type]
     "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
+    "bias": Case(*_three(2, 3, 70, 32), bias=normal(2, 3, 70, 70)),
+    "bias, a key for nobody and a query without keys": Case(*_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)),
+    "bias, one for all heads, keys of another length": Case(*_cross(40, 90, 16), bias=normal(1, 1, 40, 90)),
+    "bias, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90).to(HALF).expand(1, 2, 90, 90)),
     "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
     "flash, bf16, causal, heads of 128": Case(*_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True),
     "flash, fp16, shared keys, causal": Case(*_shared(6, 2, 70, 24, HALF), operator="flash", causal=True),  # type: ignore[arg-type]

@@ -58,7 +58,13 @@ def test_scores_that_are_not_rounded_make_it_more_exact_than_eager(facts: Facts,
 
 @pytest.mark.parametrize(
     "name",
-    ["causal", "log-sum-exp, padded beyond a tile", f"{WIDE}, bf16 on a GPU, causal, keys repeated", f"{WIDE}, fp16 on a GPU"],
+    [
+        "causal",
+        "log-sum-exp, padded beyond a tile",
+        f"{WIDE}, bf16 on a GPU, causal, keys repeated",
+        "bias, fp16",
+        "decays, ragged",
+    ],
 )
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:

@@ -28,7 +28,7 @@ from torch_cudal1.kernels.lower import lower
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cost import estimate
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
-from torch_cudal1.program.model import Aten, Launch, Program
+from torch_cudal1.program.model import Aten, Launch, Program, Value
 from torch_cudal1.records import Region
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_gradients_match_float64(facts: Facts, name: str) -> None:
         assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), f"too large an error: {fact}"
 
 
-@pytest.mark.parametrize("name", ["causal", "heads of 128", "flash, fp16, shared keys, causal"])
+@pytest.mark.parametrize("name", ["causal", "heads of 128", "flash, fp16, shared keys, causal", "bias, fp16"])
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
     reference = CASES[name].program()
@@ -139,7 +139,9 @@ def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
     (step,) = plain.steps
     assert isinstance(step, Aten)
     assert "no dropout" in refusal(changed(plain, 9, 0.1))
-    assert "no bias" in refusal(changed(plain, 4, step.args[1]))
+    assert "a bias for every score" in refusal(changed(plain, 4, step.args[1]))
+    cudnn = CASES["cudnn, bf16"].program()
+    assert "bias of the efficient operators" in refusal(changed(cudnn, 8, Value(1)))
     assert "heads of at most 128" in refusal(Case(*_three(1, 1, 40, 160)).program())
     assert "one log-sum-exp" in refusal(replace(plain, inputs=(*plain.inputs[:5], plain.inputs[4], *plain.inputs[6:])))  # `out`
     mixed = replace(plain.inputs[0], dtype="float16")
@@ -169,17 +171,22 @@ def test_the_gradient_of_a_bias_is_no_result_of_these_kernels() -> None:
     assert "no gradient of queries" in refusal(replace(program, outputs=(step.outs[0], step.outs[3])))
 
 
-@pytest.mark.parametrize("name", ["ragged", "causal", "keys of another length", "own scale", "flash, fp16, shared keys, causal"])
+EXACT = ("ragged", "causal", "keys of another length", "own scale", "flash, fp16, shared keys, causal")
+
+
+@pytest.mark.parametrize("name", [*EXACT, "bias", "bias, a key for nobody and a query without keys"])
 def test_the_exact_result_is_autograds_in_float64(name: str) -> None:
     """Of the result and log-sum-exp of a forward in float64."""
     case = CASES[name]
-    case = replace(case, query=case.query.double(), key=case.key.double(), value=case.value.double())
-    (grad, *_), seeds = case.inputs(), case.inputs()[-2:]
+    bias = None if case.bias is None else case.bias.double()
+    case = replace(case, query=case.query.double(), key=case.key.double(), value=case.value.double(), bias=bias)
+    (grad, *_), rest = case.inputs(), case.inputs()[6:]
     out, total = case.forward(torch.float64)
-    found = exact_outputs(case.program(), [grad, case.query, case.key, case.value, out, total, *seeds], torch.device("cpu"))
+    found = exact_outputs(case.program(), [grad, case.query, case.key, case.value, out, total, *rest], torch.device("cpu"))
     assert not isinstance(found, Infeasible)
     given = [one.clone().requires_grad_() for one in (case.query, case.key, case.value)]
-    made = nn.functional.scaled_dot_product_attention(*given, is_causal=case.causal, scale=case.scale, enable_gqa=True)
+    how: dict[str, Any] = {"is_causal": case.causal, "scale": case.scale, "attn_mask": bias, "enable_gqa": True}
+    made = nn.functional.scaled_dot_product_attention(*given, **how)
     for got, expected in zip(found, torch.autograd.grad(made, given, grad), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 

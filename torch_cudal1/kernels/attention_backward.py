@@ -1,14 +1,14 @@
 """Gradients of fused attention without a score in memory, the same bits in every run: no two programs add to one number.
 
-    weights = exp(scale query key^T - logsumexp)           delta = sum(grad out) of each row
+    weights = exp(scale query key^T + bias - logsumexp)           delta = sum(grad out) of each row
     slopes  = weights (grad value^T - delta)
     d_value = weights^T grad      d_key = scale slopes^T query      d_query = scale slopes key
 
 Three launches: `delta`; the gradient of a block of queries, with all keys; those of a block of keys and values, with all queries of
 all heads that share them. The last two make the weights anew, seven products for the five that there are. A causal mask skips
 blocks. Products are as in `attention`: of fp32 in pieces, of half types as they are, summed in fp32. No kernel is made of a result
-that nobody reads. Dropout, biases and packed sequences are refused. Bytes moved: delta reads two tensors; of the others each block
-reads its own rows once, and the other side's, which the L2 serves.
+that nobody reads. Dropout, packed sequences and the gradient of a bias are refused. Bytes moved: delta reads two tensors; of the
+others each block reads its own rows once, and the other side's, which the L2 serves.
 
 Source: Dao, FlashAttention-2 (2023), algorithm 2, without its atomic additions.
 """
@@ -72,6 +72,10 @@ class _Tensor:
         """Addresses of a matrix; `head` counts the heads of all batches, `rows` and `columns` name vectors."""
         return f"{self._head(head)} + {rows}[:, None] * {self.strides[2]} + {columns}[None, :] * {self.strides[3]}"
 
+    def turned(self, head: str, rows: str, columns: str) -> str:
+        """As `tile`, of the transposed matrix."""
+        return f"{self._head(head)} + {columns}[:, None] * {self.strides[3]} + {rows}[None, :] * {self.strides[2]}"
+
     def row(self, head: str, rows: str) -> str:
         """Addresses of one number a row."""
         return f"{self._head(head)} + {rows} * {self.strides[2]}"
@@ -87,7 +91,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """The step: its tensors, and those of its results that are read; `delta` is scratch."""
+    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as large as all scores."""
 
     grad: _Tensor
     query: _Tensor
@@ -96,6 +100,7 @@ class _Step:
     out: _Tensor
     logsumexp: _Tensor
     delta: _Tensor
+    bias: _Tensor | None
     results: Mapping[str, _Tensor]
     scale: float
     causal: bool
@@ -108,8 +113,13 @@ class _Step:
     @property
     def wide(self) -> str:
         """What makes a number one of 64 bits, where an offset needs them."""
-        tensors = (self.grad, self.query, self.key, self.value, self.out, self.logsumexp, self.delta, *self.results.values())
-        return ".to(tl.int64)" if max(one.reach for one in tensors) > _INT32_REACH else ""
+        return ".to(tl.int64)" if max(one.reach for one in self.tensors) > _INT32_REACH else ""
+
+    @property
+    def tensors(self) -> tuple[_Tensor, ...]:
+        """All of them."""
+        given = (self.grad, self.query, self.key, self.value, self.out, self.logsumexp, self.delta)
+        return (*given, *([] if self.bias is None else [self.bias]), *self.results.values())
 
 
 @dataclass(frozen=True)
@@ -186,8 +196,7 @@ def _blocks(tensor: _Tensor, rows: int) -> int:
 
 def _kernel(name: str, body: str, grid: int, tile: _Tile, step: _Step) -> Kernel:
     """A kernel from its text; of all tensors it takes those that the text names."""
-    tensors = [step.grad, step.query, step.key, step.value, step.out, step.logsumexp, step.delta, *step.results.values()]
-    taken = {one.value: one for one in tensors if f"p{one.value} +" in body}
+    taken = {one.value: one for one in step.tensors if f"p{one.value} +" in body}
     lines = [line for line in body.splitlines() if line.strip()]
     text = headed(", ".join(f"p{value}" for value in taken) + "):\n" + "\n".join("    " + line for line in lines) + "\n")
     symbol = f"attention_{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -235,6 +244,7 @@ for start in range(0, {last}, {tile.other}):
     key = tl.load({step.key.tile("shared", "n", "d")}{_mask([*wide, *in_depth])})
     value = tl.load({step.value.tile("shared", "n", "e")}{_mask([*wide, *in_size])})
     score = tl.dot(query, tl.trans(key){tile.precision}) * {step.scale}
+    {_biased(step.bias, [*tall, *(f"{test}[None, :]" for test in in_columns)])}
     weight = libdevice.exp(score - total)
     slope = weight * (tl.dot(grad, tl.trans(value){tile.precision}) - delta)
     {_masked("slope", seen)}
@@ -279,6 +289,7 @@ for each in range(0, {step.shared}):
         total = tl.load({step.logsumexp.row("head", "m")}{_mask(in_rows)})[None, :]
         delta = tl.load({step.delta.row("head", "m")}{_mask(in_rows)})[None, :]
         score = tl.dot(key, tl.trans(query){tile.precision}) * {step.scale}
+        {_biased(step.bias, [*wide, *(f"{test}[None, :]" for test in in_rows)], turned=True)}
         weight = libdevice.exp(score - total)
         {_masked("weight", seen)}
         slope = weight * (tl.dot(value, tl.trans(grad){tile.precision}) - delta)
@@ -311,6 +322,14 @@ def _store_mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}" if tests else ""
 
 
+def _biased(bias: _Tensor | None, tests: list[str], *, turned: bool = False) -> str:
+    """A line that adds the bias, where there is one; `turned`: to scores that lie on their side."""
+    if bias is None:
+        return ""
+    addresses = (bias.turned if turned else bias.tile)("head", "m", "n")
+    return f"score = score + tl.load({addresses}{_mask(tests)}).to(tl.float32)"
+
+
 def _masked(name: str, tests: list[str]) -> str:
     """A line that makes 0 of what is masked or beyond the edge, whatever a NaN or an infinity made of it."""
     return f"{name} = tl.where({' & '.join(tests)}, {name}, 0.0)" if tests else ""
@@ -329,7 +348,8 @@ def _step(program: Program) -> _Step:
     names = [argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments]
     bound = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
     specs = value_specs(program)
-    tensors = {name: _tensor(bound[name], specs) for name in ("grad_out", "query", "key", "value", "out", "logsumexp")}
+    names = [*("grad_out", "query", "key", "value", "out", "logsumexp"), *["attn_bias"] * (bound.get("attn_bias") is not None)]
+    tensors = {name: _tensor(bound[name], specs) for name in names}
     _check(step.target, bound, tensors)
     results = dict(zip(("query", "key", "value"), step.outs, strict=False))
     wanted = {value for value in program.outputs if value is not None}
@@ -345,6 +365,7 @@ def _step(program: Program) -> _Step:
         out=tensors["out"],
         logsumexp=tensors["logsumexp"],
         delta=_Tensor(program.value_count, torch.float32, (batch, heads, rows), row_major((batch, heads, rows))),
+        bias=_spread(tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])),
         results={name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted},
         scale=_single(1 / math.sqrt(depth) if scale is None else scale),
         causal=bool(bound.get("is_causal")),
@@ -358,6 +379,14 @@ def _tensor(value: object, specs: Mapping[int, TensorSpec]) -> _Tensor:
     return _Tensor(value.index, spec.torch_dtype, spec.shape, spec.strides)
 
 
+def _spread(bias: _Tensor | None, shape: tuple[int, ...]) -> _Tensor | None:
+    """The bias as large as all scores; in a dimension of one element every step is none."""
+    if bias is None:
+        return None
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True))
+    return _Tensor(bias.value, bias.dtype, shape, strides)
+
+
 def _single(number: float) -> float:
     """The number as eager's kernels get it."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
@@ -369,7 +398,10 @@ def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, _Tensor]
     total = tensors["logsumexp"]
     problems = {
         "no dropout": bool(bound.get("dropout_p")),
-        "no bias: it may mask a whole row, of which PyTorch's operators make different things": bound.get("attn_bias") is not None,
+        "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias" in tensors
+        and "efficient" not in target,
+        "a bias for every score, or the same for all of a dimension": "attn_bias" in tensors
+        and any(size not in (1, all) for size, all in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=True)),
         "no packed sequences": any(bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")),
         "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
         or matrices[0].dtype not in (torch.float32, *_HALVES),
