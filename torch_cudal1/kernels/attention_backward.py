@@ -401,7 +401,7 @@ def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, _Tensor]
         "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias" in tensors
         and "efficient" not in target,
         "a bias for every score, or the same for all of a dimension": "attn_bias" in tensors
-        and any(size not in (1, all) for size, all in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=True)),
+        and any(size not in (1, scores) for size, scores in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=False)),
         "no packed sequences": any(bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")),
         "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
         or matrices[0].dtype not in (torch.float32, *_HALVES),
