@@ -1,0 +1,78 @@
+"""On a GPU, machine code of attention, its gradients and batched products gives what float64 gives, for every case that the
+interpreter is asked; and NaN, infinities and zeros where PyTorch's own operator has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels import compare_attention, compare_attention_backward, compare_products
+from tests.kernels.compare import errors, outputs_of
+from tests.kernels.islands import island
+from torch_cudal1.kernels import build, propose
+from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import Program
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+ROUNDINGS = {torch.float32: 300.0, torch.float16: 3.0, torch.bfloat16: 3.0}  # of sums whose terms are larger than they are
+LAYOUTS = [name for name in compare_products.CASES if "batch" in name or "heads" in name]
+
+
+def placed(tensor: Tensor) -> Tensor:
+    """A copy on the GPU with the same strides; what shares its elements shares them there."""
+    if 0 in tensor.stride() and tensor.numel():
+        narrow = tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return placed(tensor.as_strided(narrow, tensor.stride())).as_strided(tensor.shape, tensor.stride())
+    room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    return room.copy_(tensor)
+
+
+def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+    """Every proposal, twice, against eager's results on this GPU and float64's."""
+    major, minor = torch.cuda.get_device_capability()
+    proposals = propose(program, 10 * major + minor)
+    assert proposals
+    for proposal in proposals:
+        run = prepare(build(program, proposal, 10 * major + minor), torch.device("cuda"))
+        first, second = run(list(inputs)), run(list(inputs))
+        for got, again, plain, wide in zip(first, second, eager, exact, strict=True):
+            assert got is not None
+            assert again is not None
+            fact = errors(got, plain, wide)
+            limit = max(ROUNDINGS[got.dtype], 2.5 * fact["eager"])
+            assert fact["spec"], f"{proposal}: dtype, shape or strides differ: {fact}"
+            assert fact["special"], f"{proposal}: NaN or infinity misplaced: {fact}"
+            assert fact["error"] <= limit, f"{proposal}: error over {limit}: {fact}"
+            assert torch.equal(got.nan_to_num(), again.nan_to_num()), proposal  # the same bits every time
+
+
+def by_pytorch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What the island's own steps give here: a fused operator is PyTorch's."""
+    return [tensor for tensor in prepare(program, torch.device("cuda"))(list(inputs)) if tensor is not None]
+
+
+@pytest.mark.parametrize("name", compare_attention.CASES)
+def test_attention_matches_float64_and_the_operator(name: str) -> None:
+    function, given = compare_attention.CASES[name]
+    program, inputs = compare_attention.program_of(function, given), [placed(tensor) for tensor in given]
+    exact = [tensor.cuda() for tensor in outputs_of(function, [tensor.double() for tensor in given])]
+    check(program, inputs, by_pytorch(program, inputs), exact)
+
+
+@pytest.mark.parametrize("name", compare_attention_backward.CASES)
+def test_gradients_match_float64_and_the_operator(name: str) -> None:
+    case = compare_attention_backward.CASES[name]
+    program, inputs = case.program(), [placed(tensor) for tensor in case.inputs()]
+    check(program, inputs, by_pytorch(program, inputs), [tensor.cuda() for tensor in case.expected(torch.float64)])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_batched_products_match_float64(name: str) -> None:
+    function, given = compare_products.CASES[name]
+    inputs = [placed(tensor) for tensor in given]
+    exact = outputs_of(function, [tensor.double() for tensor in inputs])
+    check(island(function, given), inputs, outputs_of(function, inputs), exact)
