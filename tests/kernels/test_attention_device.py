@@ -24,11 +24,10 @@ LAYOUTS = [name for name in compare_products.CASES if "batch" in name or "heads"
 
 def placed(tensor: Tensor) -> Tensor:
     """A copy on the GPU with the same strides; what shares its elements shares them there."""
-    if 0 in tensor.stride() and tensor.numel():
-        narrow = tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return placed(tensor.as_strided(narrow, tensor.stride())).as_strided(tensor.shape, tensor.stride())
-    room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
-    return room.copy_(tensor)
+    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    room = torch.empty_strided(sizes, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    room.copy_(tensor.as_strided(sizes, tensor.stride()))
+    return room.as_strided(tensor.shape, tensor.stride())
 
 
 def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
