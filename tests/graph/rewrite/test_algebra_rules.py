@@ -107,6 +107,10 @@ KEEPS: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
     (lambda x, w: (lambda y: (y * 2.0, y))(x @ w), (BIG, NARROW)),  # the product is needed as it is
     (lambda x, w: (x @ w) * 2, (BIG.long(), NARROW.long())),
     (lambda q, k: torch.softmax(torch.bmm(q, k.mT) / 2.5, -1), (torch.randn(2, 6, 4), torch.randn(2, 6, 4))),
+    (
+        lambda q, k, v: F.relu(torch.bmm(q, k.mT) / 2.5).view(2, 6, 6) @ v,
+        tuple(torch.randn(3, 2, 6, 4)),
+    ),  # attention without softmax
     (lambda x, w: F.conv2d(x, w) * 0.5, (torch.randn(1, 3, 3, 3), torch.randn(4, 3, 3, 3))),  # the weight is larger than the output
     (lambda x, w: F.conv2d(x, w) * 1e-9, (torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3))),
     (lambda x, w: F.conv2d(x, w) * 0.3, (torch.randn(2, 3, 16, 16).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16())),

@@ -36,6 +36,9 @@ aten = torch.ops.aten
 _Factor: TypeAlias = float | fx.Node
 _PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default)
 _SUMS = (aten.addmm.default, aten.baddbmm.default)
+_UNBATCHED = (aten.mm.default, aten.addmm.default)
+_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+_TO_WEIGHTS = 8  # steps between scores and what is done with them
 
 
 def _operands(node: fx.Node) -> tuple[Any, Any]:
@@ -207,7 +210,7 @@ def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
     if is_op(product, aten.convolution.default):
         if not _sane(number, dtype(product)) or not _scale_operand(gm.graph, product, number, share=4):
             return 0
-    elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _feeds_softmax(node):
+    elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _in_attention(node, product):
         return 0
     else:
         new = _with_alpha(gm.graph, product, number, scale_bias=True)
@@ -223,7 +226,7 @@ def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
 
 
 def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
-    if not is_op(node, *_PRODUCTS[:2], *_SUMS) or _feeds_softmax(node):
+    if not is_op(node, *_PRODUCTS[:2], *_SUMS) or _in_attention(node, node):
         return 0
     for operand in _operands(node):
         scale = _through_views(operand)
@@ -302,14 +305,24 @@ def _sane(number: float, kind: torch.dtype) -> bool:
     return exact and 2.0**-16 <= abs(number) <= 2.0**16
 
 
-def _feeds_softmax(node: fx.Node) -> bool:
-    """Whether a softmax follows within three calls (scale, mask, view)."""
+def _in_attention(node: fx.Node, product: fx.Node) -> bool:
+    """Whether `node`, made of `product`, is scores: a softmax follows, or after a batched product another one, through element-wise
+    steps and views (scale, mask, relu).
+
+    One kernel computes that whole, its scale included; a product with the scale inside would be another operator to it.
+    """
+    ends = _SOFTMAXES if is_op(product, *_UNBATCHED) else (*_SOFTMAXES, aten.bmm.default)
     front = [node]
-    for _step in range(3):
+    for _step in range(_TO_WEIGHTS):
         front = [user for item in front for user in item.users]
-        if any(is_op(user, aten._softmax.default, aten._safe_softmax.default) for user in front):
+        if any(is_op(user, *ends) for user in front):
             return True
+        front = [user for user in front if is_op(user, *VIEWS, aten.clone.default, aten._to_copy.default) or _is_pointwise(user)]
     return False
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def scalar_chain(gm: fx.GraphModule) -> int:
