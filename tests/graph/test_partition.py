@@ -46,6 +46,7 @@ class Chunk(nn.Module):
         return rows * decay.unsqueeze(3) + x
 
 
+NORM = "_native_batch_norm_legit_no_training"
 CHUNK = (*(torch.rand(2, 24, 3, width) for width in (20, 8, 8)), torch.rand(2, 24, 3))
 NETS = {
     "chunk": (Chunk(), *CHUNK),
@@ -245,6 +246,20 @@ def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
         ["clone", "_unsafe_view", "bmm", "view", "permute", "view", "mul", "add"],  # states come as they are
         ["clone", "_unsafe_view", "clone", "_unsafe_view", "bmm", "view"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "x", "names"),
+    [
+        ([nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()], torch.randn(2, 3, 9, 9), ["convolution", NORM, "relu"]),
+        ([nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU()], torch.randn(4, 8), ["addmm", NORM, "gelu"]),
+    ],
+    ids=["convolution", "linear"],
+)
+def test_a_product_takes_the_batch_norm_of_inference_that_follows_it(layers, x, names):
+    region = region_of(nn.Sequential(*layers), x)
+    assert [names_of(island) for island in partition(region, products=True).islands] == [names]
+    assert all(NORM not in names_of(island) for island in partition(region).islands)  # Inductor does that as well
 
 
 def test_copies_that_cost_little_beside_their_product_stay_outside():

@@ -74,6 +74,10 @@ CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
         (torch.full((9,), float("nan")), normal(7, 20), normal(20, 9)),
     ),
     "relu, scale, residual": (lambda a, b, r: F.relu(a @ b) * 0.25 + r, (normal(37, 53), normal(53, 41), normal(37, 41))),
+    "batch norm in inference": (
+        lambda a, b, *vectors: F.relu(torch.ops.aten._native_batch_norm_legit_no_training(a @ b, *vectors, 0.1, 1e-5)[0]),
+        (normal(37, 53), normal(53, 41), *(normal(41, place).abs()[:, 0] + 0.5 for place in range(1, 5))),
+    ),
     "two outputs": (lambda a, b: (_y := a @ b, torch.sigmoid(_y)), (normal(20, 30), normal(30, 40))),
     "rows cut by a view": (
         lambda c, a, b: F.silu(torch.addmm(c, a, b).view(4, 9, 41)),

@@ -47,6 +47,7 @@ inline int __float_as_int(float x) { return bits<int>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // ---- threads, blocks, clusters of blocks
 

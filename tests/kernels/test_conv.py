@@ -38,12 +38,24 @@ def cut(**how: int) -> Schedule:
     return Schedule(**{"z": 1, "y": 1, "channels": 8, "taps": 1, "wide": 1, "stages": 3, "blocks": 1, **how})
 
 
+def normed(y: Tensor, *vectors: Tensor) -> Tensor:
+    """Batch norm in inference: scale, shift, mean, and what the variance is the square of."""
+    scale, shift, mean, deviation = vectors
+    made: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(y, scale, shift, mean, deviation * deviation, 0.1, 1e-5)[0]
+    return made
+
+
 # name -> (schedule, function, shapes of its inputs)
 CASES: dict[str, tuple[Schedule, Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "3x3, bias and relu, ragged": (
         cut(y=4, x=32, columns=16),
         lambda x, w, b: F.relu(F.conv2d(x, w, b)),
         ((2, 8, 9, 18), (12, 8, 3, 3), (12,)),
+    ),
+    "batch norm, residual and relu": (
+        cut(y=4, x=32, columns=16),
+        lambda x, w, r, *vectors: F.relu(normed(F.conv2d(x, w), *vectors) + r),
+        ((2, 8, 9, 18), (12, 8, 3, 3), (2, 12, 7, 16), *[(12,)] * 4),
     ),
     "three channels, odd width, two blocks of columns": (
         cut(y=8, x=16, columns=16, channels=3, taps=3),
@@ -197,6 +209,11 @@ def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
 
 DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
     "3x3, bias and relu": (lambda x, w, b: F.relu(F.conv2d(x, w, b, groups=3)), ((2, 3, 13, 37), (3, 1, 3, 3), (3,)), 8),
+    "batch norm": (
+        lambda x, w, *vectors: F.hardtanh(normed(F.conv2d(x, w, groups=3), *vectors), 0, 6),
+        ((2, 3, 13, 37), (3, 1, 3, 3), *[(3,)] * 4),
+        8,
+    ),
     "3x7, stride 2, dilated, padded": (
         lambda x, w: F.conv2d(x, w, groups=2, stride=2, dilation=(2, 3), padding=(3, 2)),
         ((1, 2, 14, 40), (2, 1, 3, 7)),

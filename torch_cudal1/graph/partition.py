@@ -39,6 +39,8 @@ _PRODUCTS = (
 )
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
+# batch norm in inference: element by element, and after a convolution a pass over memory saved; alone Inductor does as well
+_NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset(
@@ -173,9 +175,9 @@ def _grow(uses: Uses, specs: Mapping[int, TensorSpec], products: bool, whole: Se
             chosen: int | None = started[given[position]]
         else:
             starts, product = starts or position in given, product or position in given
-            reshapes = _reshapes(step, specs) and position not in layout
-            fits = reshapes or position in layout or _is_fusible(step)
-            chosen = _choose_group(step, used, group_of, upstream, groups, reshapes=reshapes) if fits and not starts else None
+            follows = (_reshapes(step, specs) or _is_norm_of_channels(step)) and position not in layout
+            fits = follows or position in layout or _is_fusible(step)
+            chosen = _choose_group(step, used, group_of, upstream, groups, follows=follows) if fits and not starts else None
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)
             groups.append(_Group(has_product=product or alone))
@@ -269,6 +271,10 @@ def _reshapes(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
     return last == next((stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1)
 
 
+def _is_norm_of_channels(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target == _NORM_OF_CHANNELS
+
+
 def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and strides, the last dimension first."""
     return spec.shape[::-1], spec.strides[::-1]
@@ -295,13 +301,14 @@ def _choose_group(
     upstream: Mapping[int, frozenset[int]],
     groups: Sequence[_Group],
     *,
-    reshapes: bool,
+    follows: bool,
 ) -> int | None:
+    """The latest group that `step` may join. `follows`: only one around a product."""
     for group in sorted({group_of[index] for index in used if index in group_of}, reverse=True):
         outside = frozenset().union(*(upstream.get(index, frozenset()) for index in used if group_of.get(index) != group))
         leaves_and_returns = group in _closure(outside, groups)
         has = groups[group].row_op
-        fits = groups[group].has_product if reshapes else not (has and _is_row_op(step) and not may_follow(step, has))
+        fits = groups[group].has_product if follows else not (has and _is_row_op(step) and not may_follow(step, has))
         if fits and not leaves_and_returns:
             return group
     return None
