@@ -20,6 +20,11 @@ __all__ = ["Group", "Table", "groups", "headline", "of_level"]
 
 _ABSENT = "-"
 _CURVE_S = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 1_200.0)
+# of PyTorch and of the driver
+_GPU_LOST = (
+    *("illegal memory access", "misaligned address", "launch failure", "illegal instruction", "device-side assert"),
+    *("CUDA_ERROR_ILLEGAL", "CUDA_ERROR_MISALIGNED", "CUDA_ERROR_LAUNCH_FAILED"),
+)
 _STATISTICS = ("mean", "max", "75 %", "50 %", "25 %", "success", "> 1.01x", "geometric mean", "clamped at 1")
 
 
@@ -242,7 +247,16 @@ def _trouble(group: Group) -> Table:
             if column["status"] != "ok":
                 lines.append([key, name, column["status"], str(column["reason"])[:200]])
         lines += [[key, OURS, "fell back", reason[:200]] for reason in row["ours"].get("fallbacks", [])[:1]]
+        if lost := _lost(row["ours"]):
+            lines.append([key, OURS, "a kernel of ours cost a judge's process its GPU", lost[0].splitlines()[0][:200]])
     return Table("Slower than 0.98x, failed, wrong, refused", ("task", "column", "what", "why"), lines)
+
+
+def _lost(ours: Mapping[str, Any]) -> list[str]:
+    """Why candidates failed, as far as that leaves a process without its GPU: no user met it, but it is a bug of a kernel."""
+    told = [str(why) for heat in ours.get("heats", []) for _, why in heat["failures"]]
+    told += [str(one["reason"]) for one in ours.get("tried", [])]
+    return [why for why in told if any(word in why for word in _GPU_LOST)]
 
 
 def _each(group: Group) -> Table:

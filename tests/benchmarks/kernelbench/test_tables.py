@@ -81,6 +81,16 @@ def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() 
     assert "1/1 Task <1/1> | cudal1" not in trouble
 
 
+def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end() -> None:
+    died = [[1, "AcceleratorError: CUDA error: an illegal memory access was encountered\nmore"]]
+    text = markdown([row("1/1", 2.0, heats=[{"failures": died}]), row("1/2", 2.0, heats=[{"failures": [[0, "not eager's"]]}])])
+    trouble = text[text.index("### Slower than") : text.index("### Every task")]
+    assert (
+        "| 1/1 Task <1/1> | cudal1 | a kernel of ours cost a judge's process its GPU | AcceleratorError: CUDA error: an" in trouble
+    )
+    assert "1/2 Task <1/2> | cudal1" not in trouble
+
+
 def test_what_won_and_what_the_search_cost_is_told() -> None:
     text = markdown(ROWS)
     assert cells(text, "| softmax |") == ["softmax", "2", "1.414"]  # the wrong one was swapped too, and is worth 1.0
