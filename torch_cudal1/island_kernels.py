@@ -103,7 +103,7 @@ class IslandKernels:
             race = Generations(region, self.learner, lambda: self.deadline - judge.working_s(), partial(self._begun, region))
             race.made(proposals, answers)
             won = fastest_right(region, answers, self.place, job, self.deadline, checked=checked, breeder=race)
-            (kernel, reasons), self.saved_us[region.key] = won[:2], won.saved_us
+            kernel, reasons, self.saved_us[region.key] = won
         else:
             checked = True
             kernel, reasons = self._first_right(region, proposals)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.kernels import compare_attention, compare_attention_backward, compare_products
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.islands import island
+from tests.kernels.test_device import placed
 from torch_cudal1.kernels import build, propose
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.program.model import Program
@@ -20,14 +21,6 @@ from torch_cudal1.program.model import Program
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 ROUNDINGS = {torch.float32: 300.0, torch.float16: 3.0, torch.bfloat16: 3.0}  # of sums whose terms are larger than they are
 LAYOUTS = [name for name in compare_products.CASES if "batch" in name or "heads" in name]
-
-
-def placed(tensor: Tensor) -> Tensor:
-    """A copy on the GPU with the same strides; what shares its elements shares them there."""
-    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    room = torch.empty_strided(sizes, tensor.stride(), dtype=tensor.dtype, device="cuda")
-    room.copy_(tensor.as_strided(sizes, tensor.stride()))
-    return room.as_strided(tensor.shape, tensor.stride())
 
 
 def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:

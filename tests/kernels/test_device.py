@@ -15,9 +15,11 @@ NAMES = sorted(all_cases())
 
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the GPU with the same strides."""
-    room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
-    return room.copy_(tensor)
+    """A copy on the GPU with the same strides; what shares its elements shares them there."""
+    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    room = torch.empty_strided(sizes, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    room.copy_(tensor.as_strided(sizes, tensor.stride()))
+    return room.as_strided(tensor.shape, tensor.stride())
 
 
 @pytest.mark.gpu

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 import torch
 
 from torch_cudal1.graph.island_ops import EXPRESSED
-from torch_cudal1.graph.uses import Uses, uses_of
+from torch_cudal1.graph.uses import Uses
 from torch_cudal1.program import attention
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.program.model import Aten, Step, TensorSpec, Value, step_outs
 
 __all__ = ["FUSED", "chains"]
 
@@ -43,19 +43,14 @@ _MOST_DEPTH = 128  # elements of a query or a value: more than that does not sta
 _MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
 
 
-def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
     """Positions of the steps of each written-out attention, and of each fused one that repeats its keys, in order.
 
     `specs`: of all values.
     """
-    if sum(_is(step, _BMM) for step in program.steps) < 2 and not any(
-        isinstance(s, Aten) and s.target in FUSED for s in program.steps
-    ):
-        return ()
-    uses = uses_of(program)
     found: list[tuple[int, ...]] = []
     taken: set[int] = set()
-    for position, step in enumerate(program.steps):
+    for position, step in enumerate(uses.steps):
         inside: set[int] = set()
         if _is(step, _BMM) and position not in taken:
             inside = _chain(position, uses, specs)

@@ -11,27 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torch_cudal1.graph.uses import Uses, uses_of
+from torch_cudal1.graph.uses import Uses
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.cost import ROOFLINES
-from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.program.model import Aten, Step, TensorSpec, Value, step_outs
 
-__all__ = ["chains"]
+__all__ = ["chain"]
 
 _PRODUCTS = {"aten.bmm.default": 0, "aten.baddbmm.default": 1}  # and the place of its left operand
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 _WORTH = 0.4  # estimated seconds of the copies over those of the product
 
 
-def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the steps of each such product, in order. `specs`: of all values."""
-    uses = uses_of(program)
-    found = (_chain(position, uses, specs) for position in range(len(program.steps)))
-    return tuple(chain for chain in found if chain)
+def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+    """The product at `last` with the copies before it; empty where it has none, or they are cheap beside it.
 
-
-def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
-    """The product at `last` with the copies before it; empty where it has none, or they are cheap beside it."""
+    `specs`: of all values.
+    """
     step = uses.steps[last]
     if not isinstance(step, Aten) or step.target not in _PRODUCTS:
         return ()

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_cudal1.graph.uses import Uses, uses_of
+from torch_cudal1.graph.uses import Uses
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Program, Step, TensorSpec, Value
+from torch_cudal1.program.model import Aten, Step, TensorSpec, Value
 
-__all__ = ["MOST_ROWS", "chains"]
+__all__ = ["MOST_ROWS", "chain"]
 
 MOST_ROWS = 256  # of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once for all pays
 _WEIGHT = {"aten.mm.default": 1, "aten.addmm.default": 2}
@@ -34,15 +34,11 @@ _PACKED = frozenset({"uint8", "int8", "int32", "float8_e4m3fn", "float8_e5m2"})
 _MOST_STEPS = 24
 
 
-def chains(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the steps of each such product, in order. `specs`: of all values."""
-    uses = uses_of(program)
-    found = (_chain(position, uses, specs) for position in range(len(program.steps)))
-    return tuple(chain for chain in found if chain)
+def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+    """The steps that make the weight of the product at `last`, and that product; empty where it has none in few bits.
 
-
-def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
-    """The steps that make the weight of the product at `last`, and that product; empty where it has none in few bits."""
+    `specs`: of all values.
+    """
     step = uses.steps[last]
     if not isinstance(step, Aten) or step.target not in _WEIGHT:
         return ()

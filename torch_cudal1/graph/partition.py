@@ -21,6 +21,7 @@ import torch
 
 from torch_cudal1.graph import copied, dequantised
 from torch_cudal1.graph.attention import FUSED, chains
+from torch_cudal1.graph.following import follows_product, without_loose_ends
 from torch_cudal1.graph.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.kernels import attention_backward
@@ -37,10 +38,6 @@ _ALONE = TARGETS | attention_backward.TARGETS  # their kernels take no further s
 _PRODUCTS = (
     FUSED | attention_backward.TARGETS | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
 )
-_RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
-_PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
-# batch norm in inference: element by element, and after a convolution a pass over memory saved; alone Inductor does as well
-_NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset(
@@ -82,12 +79,12 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     """
     program = whole.program
     specs, unaligned = value_specs(program), unaligned_values(program, _ALIGNMENT)
-    wholes = _wholes(program, specs) if products else ()
     uses = uses_of(program)
+    wholes = _wholes(uses, specs) if products else ()
     groups = _grow(uses, specs, products, wholes)
     islands: list[Island] = []
     askew: set[int] = set()
-    for steps in (_without_loose_ends(_without_second_views(steps, uses), uses) for steps in groups):
+    for steps in (without_loose_ends(steps, uses) for steps in groups):
         if len(steps) >= _MIN_STEPS or _is_anchor(program.steps[steps[0]], products):
             island = _extract(program, steps, specs, whole.kind, f"{whole.name}/island{len(islands)}")
             if unaligned.isdisjoint(island.inputs):
@@ -105,11 +102,12 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
     return Partition(tuple(islands), dict(left))
 
 
-def _wholes(program: Program, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+def _wholes(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
     """Steps that are one island from the start; of two that share a step the first."""
     found: list[tuple[int, ...]] = []
-    for one in (*chains(program, specs), *dequantised.chains(program, specs), *copied.chains(program, specs)):
-        if all(set(one).isdisjoint(other) for other in found):
+    around = (of(last, uses, specs) for of in (dequantised.chain, copied.chain) for last in range(len(uses.steps)))
+    for one in (*chains(uses, specs), *around):
+        if one and all(set(one).isdisjoint(other) for other in found):
             found.append(one)
     return tuple(found)
 
@@ -175,7 +173,7 @@ def _grow(uses: Uses, specs: Mapping[int, TensorSpec], products: bool, whole: Se
             chosen: int | None = started[given[position]]
         else:
             starts, product = starts or position in given, product or position in given
-            follows = (_reshapes(step, specs) or _is_norm_of_channels(step)) and position not in layout
+            follows = follows_product(step, specs) and position not in layout
             fits = follows or position in layout or _is_fusible(step)
             chosen = _choose_group(step, used, group_of, upstream, groups, follows=follows) if fits and not starts else None
         if chosen is None and (starts or position in layout or _is_fusible(step)):
@@ -224,64 +222,10 @@ def _absorb(
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
-def _without_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without reshapes at its end whose operand is a result of it too: two results in one memory no kernel writes.
-
-    A forward graph keeps for its backward the very tensor that the next layer reads in another shape.
-    """
-    kept = set(steps)
-    for position in reversed(steps):
-        step = uses.steps[position]
-        if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
-            (source,), (made,) = used_values(step), step_outs(step)
-            if uses.readers.get(source, frozenset()) - kept and not uses.readers.get(made, frozenset()) & kept:
-                kept.discard(position)
-    return tuple(position for position in steps if position in kept)
-
-
-def _without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The island without permutations, and reshapes after them, that no step of it reads: they would be layout and nothing else."""
-    kept = set(steps)
-    turned = {out for position in steps for out in step_outs(uses.steps[position]) if _permutes(uses.steps[position])}
-    for position in steps:
-        step = uses.steps[position]
-        if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(used_values(step)):
-            turned |= set(step_outs(step))
-    for position in reversed(steps):
-        made = set(step_outs(uses.steps[position]))
-        if made <= turned and not any(uses.readers.get(out, frozenset()) & kept for out in made):
-            kept.discard(position)
-    return tuple(position for position in steps if position in kept)
-
-
 def _only_for(these: Sequence[int], others: Sequence[int], uses: Uses) -> bool:
     """Whether what the steps at `these` positions yield is read by themselves and by `others` only."""
     inside = {*these, *others}
     return all(uses.only_in(position, inside) for position in these)
-
-
-def _reshapes(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it only changes the shape, or the order of dimensions before the last: what a product writes stays in rows."""
-    if not isinstance(step, Aten) or step.target not in _RESHAPES | _PERMUTES:
-        return False
-    if step.target in _RESHAPES:
-        return True
-    (source,), (made,) = used_values(step), step_outs(step)
-    last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
-    return last == next((stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1)
-
-
-def _is_norm_of_channels(step: Step) -> bool:
-    return isinstance(step, Aten) and step.target == _NORM_OF_CHANNELS
-
-
-def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides, the last dimension first."""
-    return spec.shape[::-1], spec.strides[::-1]
-
-
-def _permutes(step: Step) -> bool:
-    return isinstance(step, Aten) and step.target in _PERMUTES
 
 
 @dataclass

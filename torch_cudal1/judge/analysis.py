@@ -37,16 +37,8 @@ _MATRIX_STEPS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"
 _REDUCTIONS = frozenset(
     {
         *("sum", "mean", "var", "std", "var_mean", "norm", "linalg_vector_norm", "prod", "logsumexp", "cumsum", "cumprod"),
-        *(
-            "softmax",
-            "_softmax",
-            "_safe_softmax",
-            "log_softmax",
-            "_log_softmax",
-            "native_layer_norm",
-            "native_group_norm",
-            "native_batch_norm",
-        ),
+        *("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"),
+        *("native_layer_norm", "native_group_norm", "native_batch_norm"),
         *("_native_batch_norm_legit_functional", "_fused_rms_norm", "cudnn_batch_norm", "avg_pool2d", "_adaptive_avg_pool2d"),
     }
 )

@@ -224,6 +224,7 @@ def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str
     ragged = product.k % schedule.depth != 0
     high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
     left_m, left_mask = _edge("m", product.m, schedule.rows, product.left)
+    to64 = ".to(tl.int64)" if _wide(product) else ""
     right_n, right_mask = _edge("n", product.n, schedule.columns, product.right)
     words = {
         "SPLIT": schedule.split,
@@ -241,9 +242,9 @@ def _main_loop(product: Product, schedule: Schedule, weight: Nest | None) -> str
         "RIGHT_MASK": _mask([f"(k < {product.k})[:, None]"] * ragged + [f"{test}[None, :]" for test in right_mask]),
         "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
-        "TO64": ".to(tl.int64)" if _wide(product) else "",
-        **_operand_words("LEFT", product.left, wide=_wide(product)),
-        **_operand_words("RIGHT", product.right, wide=_wide(product)),
+        "TO64": to64,
+        **_operand_words("LEFT", product.left, to64),
+        **_operand_words("RIGHT", product.right, to64),
     }
     text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
     text = text.replace("RIGHT_TILE", _READ if weight is None else _made_tile(weight, product, schedule, ragged=ragged))
@@ -268,17 +269,17 @@ def _mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
-def _plane_at(operand: Operand, wide: str) -> str:
+def _plane_at(operand: Operand, to64: str) -> str:
     """Where the matrix of a batch begins, as text."""
-    digits = [f"(batch // {one.every} % {one.extent}){wide} * {one.stride}" for one in operand.digits]
-    return " + ".join(digits) or f"batch{wide} * {operand.batch}"
+    digits = [f"(batch // {one.every} % {one.extent}){to64} * {one.stride}" for one in operand.digits]
+    return " + ".join(digits) or f"batch{to64} * {operand.batch}"
 
 
-def _operand_words(side: str, operand: Operand, *, wide: bool) -> dict[str, int | str]:
+def _operand_words(side: str, operand: Operand, to64: str) -> dict[str, int | str]:
     return {
         f"p{side}": f"p{operand.value}",
         f"{side}_OFFSET": operand.offset,
-        f"{side}_PLANE": _plane_at(operand, ".to(tl.int64)" if wide else ""),
+        f"{side}_PLANE": _plane_at(operand, to64),
         f"{side}_ROW": operand.row,
         f"{side}_DEPTH": operand.depth,
     }

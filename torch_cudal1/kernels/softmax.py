@@ -19,31 +19,26 @@ __all__ = ["HANDLERS"]
 _F32 = torch.float32
 
 
-def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node]:
-    """`x - max(x)`, its exponential, and the sum of that along `dim`."""
+def _shifted(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
+    """`max(x)`, `x` less that, its exponential, and the sum of that along `dim`."""
     x = cast(x, _F32)
     dims = (dim % len(x.shape),) if x.shape else ()
-    shifted = pointwise("({0} - {1})", x, reduced("max", x, dims), dtype=_F32)
+    top = reduced("max", x, dims)
+    shifted = pointwise("({0} - {1})", x, top, dtype=_F32)
     exponential = pointwise("libdevice.exp({0})", shifted, dtype=_F32)
     total = reduced("sum", exponential, dims)
-    return shifted, exponential, Either(total.shape, _F32, total, reduced("expsum", x, dims))
+    return top, shifted, exponential, Either(total.shape, _F32, total, reduced("expsum", x, dims))
 
 
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    _, exponential, total = _shifted(args[0], args[1])
+    _, _, exponential, total = _shifted(args[0], args[1])
     return (_marked(_as(outs, div(exponential, total)), args, safe=False),)
 
 
 def _safe_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     """0 in rows of nothing but minus infinity, where softmax has NaN: rows that a mask hides all keys from."""
-    x = cast(args[0], _F32)
-    dims = (args[1] % len(x.shape),) if x.shape else ()
-    top = reduced("max", x, dims)
-    empty = pointwise('({0} == float("-inf"))', top, dtype=torch.bool)
-    exponential = pointwise("libdevice.exp({0} - tl.where({1}, 0.0, {2}))", x, empty, top, dtype=_F32)
-    total = reduced("sum", exponential, dims)
-    summed = Either(total.shape, _F32, total, reduced("expsum", x, dims))
-    made = pointwise("tl.where({0}, 0.0, {1})", empty, div(exponential, summed), dtype=_F32)
+    top, _, exponential, total = _shifted(args[0], args[1])
+    made = pointwise('tl.where({0} == float("-inf"), 0.0, {1})', top, div(exponential, total), dtype=_F32)
     return (_marked(_as(outs, made), args, safe=True),)
 
 
@@ -55,7 +50,7 @@ def _marked(made: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
 
 
 def _log_softmax(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    shifted, _, total = _shifted(args[0], args[1])
+    _, shifted, _, total = _shifted(args[0], args[1])
     return (_as(outs, pointwise("({0} - libdevice.log({1}))", shifted, total, dtype=_F32)),)
 
 

@@ -1,0 +1,80 @@
+"""What follows a product into its island without being element-wise, and what of it an island lets go of at its end.
+
+bmm ── view ── permute ── mul ── clone            bmm ── view │ permute ── (another reader)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch_cudal1.graph.uses import Uses
+from torch_cudal1.program.check import used_values
+from torch_cudal1.program.model import Aten, Step, TensorSpec, step_outs
+
+__all__ = ["follows_product", "without_loose_ends"]
+
+_RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
+_PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
+# batch norm in inference: element by element, and after a convolution a pass over memory saved; alone Inductor does as well
+_NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
+
+
+def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether it may join an island around a product, and no other: layout that leaves rows as they are, batch norm in inference.
+
+    `specs`: of all values.
+    """
+    return isinstance(step, Aten) and (step.target == _NORM_OF_CHANNELS or step.target in _RESHAPES or _keeps_rows(step, specs))
+
+
+def without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The island without what is layout at its end and nothing else, and without a second result in one memory."""
+    return _without_bare_layout(_without_second_views(steps, uses), uses)
+
+
+def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether it puts dimensions in another order, but not the last: what a product writes stays in rows."""
+    if step.target not in _PERMUTES:
+        return False
+    (source,), (made,) = used_values(step), step_outs(step)
+    last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
+    return last == next((stride for size, stride in zip(*_dims(specs[made]), strict=True) if size > 1), 1)
+
+
+def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides, the last dimension first."""
+    return spec.shape[::-1], spec.strides[::-1]
+
+
+def _permutes(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _PERMUTES
+
+
+def _without_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The island without reshapes at its end whose operand is a result of it too: two results in one memory no kernel writes.
+
+    A forward graph keeps for its backward the very tensor that the next layer reads in another shape.
+    """
+    kept = set(steps)
+    for position in reversed(steps):
+        step = uses.steps[position]
+        if isinstance(step, Aten) and step.target in _RESHAPES | _PERMUTES:
+            (source,), (made,) = used_values(step), step_outs(step)
+            if uses.readers.get(source, frozenset()) - kept and not uses.readers.get(made, frozenset()) & kept:
+                kept.discard(position)
+    return tuple(position for position in steps if position in kept)
+
+
+def _without_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
+    """The island without permutations, and reshapes after them, that no step of it reads: they would be layout and nothing else."""
+    kept = set(steps)
+    turned = {out for position in steps for out in step_outs(uses.steps[position]) if _permutes(uses.steps[position])}
+    for position in steps:
+        step = uses.steps[position]
+        if isinstance(step, Aten) and step.target in _RESHAPES and turned & set(used_values(step)):
+            turned |= set(step_outs(step))
+    for position in reversed(steps):
+        made = set(step_outs(uses.steps[position]))
+        if made <= turned and not any(uses.readers.get(out, frozenset()) & kept for out in made):
+            kept.discard(position)
+    return tuple(position for position in steps if position in kept)
