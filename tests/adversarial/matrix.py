@@ -29,6 +29,7 @@ from torch_cudal1.records import Check
 Line: TypeAlias = dict[str, Any]
 Job: TypeAlias = tuple[str, Side, int]  # case id, side, repeat
 
+_LARGE_AT_ONCE = 5  # their large calls take turns, by the judge's lock; what the processes hold besides leaves room for one
 _benches: list[Any] = []  # of this worker process; it ends with it
 
 
@@ -43,7 +44,8 @@ def main() -> int:
     jobs: list[Job] = [(i, side, n) for n in range(options.repeats) for i in known for side in sides if (i, side, n) not in done]
     large = {i for i, file in known.items() if options.device == "cuda" and "gpu_memory" in file.case.needs}
     with options.out.open("a") as out:
-        for some, processes in (([j for j in jobs if j[0] not in large], options.jobs), ([j for j in jobs if j[0] in large], 1)):
+        few = min(_LARGE_AT_ONCE, options.jobs)
+        for some, processes in (([j for j in jobs if j[0] not in large], options.jobs), ([j for j in jobs if j[0] in large], few)):
             for line in _made(some, options, processes):
                 out.write(json.dumps(line) + "\n")
                 out.flush()
@@ -94,7 +96,7 @@ def _lines(path: Path) -> Iterator[Line]:
 
 
 def _made(jobs: list[Job], options: argparse.Namespace, processes: int) -> Iterator[Line]:
-    """Alone, those that need most of a GPU's memory: what the processes of the others hold would leave too little."""
+    """Apart, those that need much of a GPU's memory: what the processes of the others hold would leave too little."""
     began = time.monotonic()
     share = fair_share(len(os.sched_getaffinity(0)), processes)
     with ProcessPoolExecutor(processes, get_context("spawn"), _open, (options.device, options.fresh, share)) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -223,6 +224,36 @@ def test_rows_of_other_sizes_keep_their_own_scales() -> None:
     found = compare(wrong, eager, exact, longest=N, sway=lambda: sway(float64, [a, b], [exact])[0])
     assert not found.passed
     assert "of their slice" in found.detail
+
+
+class OneSum:
+    """The sum of 65,536 normal numbers in two orders, and of what is left of them in fewer bits."""
+
+    def __init__(self, seed: int) -> None:
+        self.x = torch.randn(1, 65536, generator=torch.Generator().manual_seed(seed))
+        self.eager, self.exact = self.x.sum(1), self.x.double().sum(1)
+
+    def passes(self, out: torch.Tensor, *, terms: bool = True) -> bool:
+        def moved() -> torch.Tensor | None:
+            return sway(lambda given: [given[0].double().sum(1)], [self.x], [self.exact])[0]
+
+        return compare(out, self.eager, self.exact, longest=65536, **({"sway": moved} if terms else {})).passed
+
+
+def test_one_sum_is_measured_by_its_terms() -> None:
+    """In any good order: the quotient of two errors, a draw each, is anything. Without `sway` some are refused."""
+    refused = 0
+    for case in map(OneSum, range(300)):
+        out = case.x.view(64, 1024).sum(1).cumsum(0)[-1:]
+        refused += not case.passes(out, terms=False)
+        assert case.passes(out)
+    assert refused
+
+
+@pytest.mark.parametrize("wrong", [_tf32, lambda x: x.bfloat16().float(), lambda x: x.half().float(), lambda x: x[:, 1:]])
+def test_one_sum_of_something_else_is_refused(wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    passed = sum(case.passes(wrong(case.x).sum(1)) for case in map(OneSum, range(300)))
+    assert passed <= 6, "each may be near by chance: the sum of what is missing goes through 0"
 
 
 def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.compare import errors
-from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, heads_of
+from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, aligned, heads_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import interpret
 from torch_cudal1.kernels import propose
@@ -153,10 +153,10 @@ CASES: dict[str, Case] = {
     "NaN in a query": Case(*_marked("query", NAN)),  # type: ignore[arg-type]
     "NaN in a key": Case(*_marked("key", NAN)),  # type: ignore[arg-type]
     "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
-    "bias": Case(*_three(2, 3, 70, 32), bias=normal(2, 3, 70, 70)),
+    "bias": Case(*_three(2, 3, 70, 32), bias=aligned(normal(2, 3, 70, 70))),
     "bias, a key for nobody and a query without keys": Case(*_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)),
-    "bias, one for all heads, keys of another length": Case(*_cross(40, 90, 16), bias=normal(1, 1, 40, 90)),
-    "bias, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90).to(HALF).expand(1, 2, 90, 90)),
+    "bias, one for all heads, keys of another length": Case(*_cross(40, 90, 16), bias=aligned(normal(1, 1, 40, 90))),
+    "bias, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90, HALF).expand(1, 2, 90, 90)),
     "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
     "flash, bf16, causal, heads of 128": Case(*_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True),
     "flash, fp16, shared keys, causal": Case(*_shared(6, 2, 70, 24, HALF), operator="flash", causal=True),  # type: ignore[arg-type]

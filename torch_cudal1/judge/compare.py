@@ -272,6 +272,8 @@ def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Compar
     floor = (2 * out if found.count < _FEW else accumulate) * found.scale
     limit = slack * max(_RMS_FACTOR * sampling_spread(found.effective) * own, floor)
     ratio = error / own if own else (0.0 if error == 0 else error / max(floor, 1e-300))
+    if error > limit and found.count < _FEW and (moved := sway()) is not None:
+        limit = max(limit, slack * _of_few(out, accumulate, longest) * root_mean_square(moved))
     if error > limit:
         return Comparison(False, ratio, limit / own if own else 1.0, f"rms error {error:.3g}, allowed {limit:.3g}, eager {own:.3g}")
     growth = _ROUND_OFFS * out + _GROWTH * math.sqrt(longest) * accumulate
@@ -279,6 +281,15 @@ def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Compar
     if told and (moved := sway()) is not None:
         told = _worst(results, spread_of(results, accumulate, moved) or found, growth, slack, moved)
     return Comparison(not told, ratio, _RMS_FACTOR, told)
+
+
+def _of_few(out: float, accumulate: float, longest: int) -> float:
+    """What a right result of a few elements may be off by, of the size of the terms of its sums.
+
+    Eager's error is one draw then, and the quotient of two is anything: of sums of 65,536 normal numbers in two good orders one in
+    a hundred is over twenty. A tree of additions makes a round-off at each of its levels.
+    """
+    return 2 * out + math.log2(max(1, longest)) * accumulate
 
 
 def _worst(results: Results, found: Spread, growth: float, slack: float, moved: torch.Tensor | None = None) -> str:

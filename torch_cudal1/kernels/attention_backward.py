@@ -56,6 +56,9 @@ _HALF_TILES = {
 _PIECES = 16  # bytes of shared memory at least for an element of fp32 tiles that stay: two tensors, two pieces
 # rows at most under a causal mask: in larger blocks than PyTorch's a NaN that the mask hides would reach further than there
 _CAUSAL_BLOCK = 64
+_LEAST_OTHER = (
+    32  # rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not theirs (Triton 3.6)
+)
 _TENSOR_MEMORY = range(100, 120)  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
 
 
@@ -176,9 +179,16 @@ def _tiles(step: _Step) -> tuple[tuple[int, int, int, int], ...]:
 def _fits(method: str, tile: tuple[int, int, int, int], width: int, sm: int) -> bool:
     """Whether the memories of a multiprocessor hold what a program keeps, for heads of `width` elements."""
     own, other, *_ = tile
+    if _misread(method, other):
+        return False
     if method == "half" or own < 64 or sm not in _TENSOR_MEMORY:
         return method == "half" or _PIECES * own * width <= shared_limit(sm)
     return (own, other) == (64, 32) and width <= (32 if method == "bf16x6" else 64)
+
+
+def _misread(method: str, other: int) -> bool:
+    """Whether the compiled kernel would read outside its shared memory."""
+    return method.startswith("tf32") and other < _LEAST_OTHER
 
 
 def _tile(proposal: Proposal, step: _Step) -> _Tile:
@@ -187,6 +197,8 @@ def _tile(proposal: Proposal, step: _Step) -> _Tile:
     allowed = ("half",) if step.query.dtype in _HALVES else ("tf32", "tf32x3", "bf16x6")
     if (own, other, warps, stages) not in tiles or method not in allowed:
         raise ProgramError("proposal", f"{dict(proposal.config)}: none of the tiles {tiles} with one of {allowed}")
+    if _misread(str(method), other):
+        raise ProgramError("proposal", f"{dict(proposal.config)}: {method} with {other} rows at a time, expected {_LEAST_OTHER}")
     return _Tile(str(method), own, other, warps, stages)
 
 
