@@ -11,6 +11,7 @@ import gzip
 import json
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -246,16 +247,31 @@ def _hacking_cases(paths: Sequence[Path]) -> list[str]:
         "| file | cases | judgements | cheats missed | caught by another first | twins refused |",
         "|---|---|---|---|---|---|",
     ]
+    of_gpus: list[dict[str, Any]] = []
+    elsewhere: set[str] = set()
     for path in paths:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             rows = [json.loads(line) for line in file]
+        of_gpus += [] if path.name.startswith("cpu") else rows
+        elsewhere |= {row["case"] for row in rows} if path.name.startswith("cpu") else set()
         cheats = [row for row in rows if row["side"] == "cheat"]
         missed = [row["case"] for row in cheats if not row["failed"]]
         other = [row["case"] for row in cheats if row["failed"] and row["failed"][0] != row["expected"]]
         refused = [row["case"] for row in rows if row["side"] == "honest" and row["failed"]]
         told = " | ".join(", ".join((str(len(found)), *sorted(set(found)))) for found in (missed, other, refused))
         lines.append(f"| {path.name} | {len({row['case'] for row in rows})} | {len(rows)} | {told} |")
-    return lines
+    return [*lines, "", _on_gpus_only([row for row in of_gpus if row["case"] not in elsewhere])]
+
+
+def _on_gpus_only(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How often the cases that need a GPU were judged, over all files, and what became of them."""
+    counts: dict[bool, Counter[tuple[str, str]]] = {True: Counter(), False: Counter()}
+    for row in rows:
+        counts[bool(row["failed"]) == (row["side"] == "cheat")][row["case"], row["side"]] += 1
+    wrong = ", ".join(f"{count} of {case} ({side})" for (case, side), count in sorted(counts[False].items()))
+    cases, least = len({row["case"] for row in rows}), min(counts[True].values(), default=0)
+    told = f"{cases}, each side judged rightly {least} times or more; wrongly: {wrong or 'none'}"
+    return f"Cases that need a GPU, over all files: {told}."
 
 
 def _products(name: str, found: Mapping[str, Any]) -> list[str]:

@@ -161,6 +161,24 @@ def decayed(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return torch.einsum("blhs,bshp->blhp", scores * apart.exp().permute(0, 2, 1, 3), x)
 
 
+def decayed_turned(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    """As `decayed`, contracted as opt_einsum orders it: values by weights, both transposed."""
+    batch, length, heads, size = x.shape
+    apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
+    scores = torch.einsum("blhn,bshn->blhs", c, b) * apart.exp().permute(0, 2, 1, 3)
+    weights = scores.permute(0, 2, 3, 1).reshape(batch * heads, length, length)
+    return (x.permute(0, 2, 3, 1).reshape(batch * heads, size, length) @ weights).view(batch, heads, size, length)
+
+
+def decayed_turned_inside_rows(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    return decayed_turned(c, b, a, x, mask).permute(0, 3, 1, 2).contiguous()
+
+
+def softmax_turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The weights on the right; heads in (batch, rows, elements)."""
+    return v.transpose(1, 2) @ (q @ k.transpose(1, 2)).softmax(-1).transpose(1, 2)
+
+
 def _chunk(batch: int, length: int, heads: int, states: int, size: int) -> tuple[Tensor, ...]:
     sums = normal(batch, heads, length).abs().cumsum(-1) * -0.2
     c, b, x = (normal(batch, length, heads, width) for width in (states, states, size))
@@ -252,6 +270,9 @@ CASES: dict[str, Case] = {
     "relu": (with_relu, _three(3, 70, 20)),
     "decays": (decayed, _chunk(2, 64, 3, 16, 40)),
     "decays, ragged": (decayed, _chunk(2, 70, 3, 20, 16)),
+    "decays, weights on the right": (decayed_turned, _chunk(2, 70, 3, 20, 40)),
+    "decays, weights on the right, heads inside rows": (decayed_turned_inside_rows, _chunk(2, 70, 3, 20, 16)),
+    "softmax, weights on the right": (softmax_turned, (*_three(3, 70, 20)[:2], normal(3, 70, 33))),
     "epilogue": (lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r, (*_three(3, 70, 20), normal(3, 70, 20))),
 }
 

@@ -155,7 +155,9 @@ CASES: dict[str, Case] = {
     "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
     "bias": Case(*_three(2, 3, 70, 32), bias=aligned(normal(2, 3, 70, 70))),
     "bias, a key for nobody and a query without keys": Case(*_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)),
-    "bias, one for all heads, keys of another length": Case(*_cross(40, 90, 16), bias=aligned(normal(1, 1, 40, 90))),
+    "bias, one for all heads, keys of another length": Case(
+        *_cross(40, 90, 16), bias=aligned(normal(1, 1, 40, 90)).expand(1, 2, 40, 90)
+    ),
     "bias, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90, HALF).expand(1, 2, 90, 90)),
     "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
     "flash, bf16, causal, heads of 128": Case(*_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True),

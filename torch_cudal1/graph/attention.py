@@ -63,15 +63,24 @@ def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...]
 
 
 def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The attention that ends with the product `last`; empty if it is none."""
-    weights, values = _operands(uses.steps[last])
+    """The attention that ends with the product `last`; empty if it is none. Its weights may be on either side: so contractions of
+    einsum leave them. On the right they are more than a product in another layout, or any product of three matrices were one.
+    """
+    left, right = _operands(uses.steps[last])
+    if found := _chain_of(last, left, right, uses, specs):
+        return found
+    turned = _chain_of(last, right, left, uses, specs)
+    return turned if any(not _is_layout(uses.steps[one]) and not _is(uses.steps[one], _BMM) for one in turned) else set()
+
+
+def _chain_of(last: int, weights: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     inside: set[int] = {last}
     firsts = _towards_product(weights, uses, inside)
     if len(firsts) != 1:
         return set()
     (first,) = firsts
     left, right = _operands(uses.steps[first])
-    if specs[left].shape[-1] > _MOST_DEPTH or specs[values].shape[-1] > _MOST_DEPTH:
+    if specs[left].shape[-1] > _MOST_DEPTH or _width(last, values, uses, specs) > _MOST_DEPTH:
         return set()
     if specs[left].dtype != specs[values].dtype:  # each product has a kernel of its own, one for both would need two methods
         return set()
@@ -83,6 +92,11 @@ def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
     _take_layout_after(last, uses, inside)
     _take_made_alike(between, specs[step_outs(uses.steps[first])[0]].numel, inside, uses, specs)
     return inside if len(inside) <= _MOST_STEPS else set()
+
+
+def _width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
+    """Elements of a value, which are its columns where the weights come first."""
+    return specs[values].shape[-1 if values == _operands(uses.steps[last])[1] else -2]
 
 
 def _with_repeats(position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:

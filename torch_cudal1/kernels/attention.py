@@ -24,7 +24,20 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.index import Cut, Index, flatten, row_major
-from torch_cudal1.kernels.nodes import Dot, LogSumExp, Map, Node, Softmax, View, every, reshape, resolved, rounding, sources
+from torch_cudal1.kernels.nodes import (
+    Dot,
+    LogSumExp,
+    Map,
+    Node,
+    Softmax,
+    View,
+    every,
+    replaced,
+    reshape,
+    resolved,
+    rounding,
+    sources,
+)
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Sizes, cut_in_two, matrices, places
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
@@ -125,7 +138,7 @@ def attended(traced: Trace, proposal: Proposal, specs: Mapping[int, TensorSpec],
 def _parts(traced: Trace, free: int) -> _Parts:
     output, total = _results(traced.outputs)
     (node,) = resolved((output.node,), streamed=False)
-    second = _dot_below(node)
+    second, node = _weights_first(_dot_below(node), node)
     weights = _behind_views(second.left, second.shape[0], second.left.shape)
     softmax = isinstance(weights, Softmax)
     if not softmax and every(Softmax, (weights,)):
@@ -143,6 +156,21 @@ def _parts(traced: Trace, free: int) -> _Parts:
     result = schedule_tail((replace(output, node=node),), second)
     causal, safe = (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
     return _Parts(first, second, nest, result, softmax, causal, safe, total)
+
+
+def _weights_first(second: Dot, node: Node) -> tuple[Dot, Node]:
+    """The second product with the weights on its left, and `node` made of it: contractions of einsum may have it the other way."""
+    if len(second.shape) != 3 or every(Dot, (second.left,)) or not every(Dot, (second.right,)):
+        return second, node
+    batch, rows, columns = second.shape
+    turned = Dot((batch, columns, rows), second.dtype, _turned(second.right), _turned(second.left))
+    return turned, replaced(node, {second: _turned(turned)})
+
+
+def _turned(node: Node) -> Node:
+    """Each matrix transposed."""
+    batch, rows, columns = node.shape
+    return View((batch, columns, rows), node.dtype, node, lambda index: (index[0], index[2], index[1]))
 
 
 def _results(outputs: tuple[Output, ...]) -> tuple[Output, Output | None]:

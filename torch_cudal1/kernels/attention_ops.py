@@ -19,9 +19,9 @@ from torch_cudal1.kernels.nodes import (
     broadcast,
     cast,
     constant,
+    every,
     pointwise,
     reshape,
-    sources,
 )
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.kernels.views import permuted
@@ -40,18 +40,7 @@ _NAMES = {  # what follows query, key and value in each operator's schema
 
 def is_attention(nodes: tuple[Node, ...]) -> bool:
     """Whether a product below `nodes` is made of another product's elements."""
-    return any(_products((product.left,)) for product in _products(nodes))
-
-
-def _products(nodes: tuple[Node, ...]) -> list[Dot]:
-    seen: dict[Node, None] = {}
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen[node] = None
-            waiting += sources(node)
-    return [node for node in seen if isinstance(node, Dot)]
+    return any(every(Dot, (product.left, product.right)) for product in every(Dot, nodes))
 
 
 def _fused(names: tuple[str, ...]) -> Handler:
