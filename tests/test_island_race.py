@@ -180,11 +180,14 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: Place)
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 
 
-@pytest.mark.parametrize(("best_us", "more"), [(None, {"norm"}), (30.0, {"gemm", "norm"})])
+@pytest.mark.parametrize(
+    ("best_us", "gain", "more"),
+    [(None, 0.9, [{"norm"}]), (30.0, 1.3, [{"gemm", "norm"}]), (None, 1.03, [{"gemm", "norm"}, {"norm"}])],
+)
 def test_what_follows_the_products_depends_on_whether_they_won(
-    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None, more: set[str]
+    place: Place, monkeypatch: pytest.MonkeyPatch, best_us: float | None, gain: float, more: list[set[str]]
 ) -> None:
-    """They lost: the rest is tried without them. They won: with them."""
+    """They lost: the rest is tried without them. They won: with them. They gained too little by themselves: both."""
     with torch.no_grad():
         layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
         (region,) = captured_regions(layers, (torch.randn(4096, 2048),))
@@ -203,8 +206,8 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     for one in begun.candidates(ranking, float("inf"), standing):
         assert isinstance(one, Candidate)
         techniques.append(set(one.techniques) & {"gemm", "norm"})
-        standing.best_us = best_us
-    assert techniques == [{"gemm"}, more]
+        standing.best_us, standing.gain = best_us, gain
+    assert techniques == [{"gemm"}, *more]
 
 
 @pytest.mark.parametrize(("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])])

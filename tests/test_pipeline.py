@@ -20,6 +20,7 @@ from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.cost import launches_us
 from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
 from torch_cudal1.search import Search, Standing, fastest_first, search
 from torch_cudal1.settings import Settings
@@ -235,7 +236,20 @@ def test_a_graph_spares_launches_and_no_views(region):
 def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(region, medians_us, order):
     names = ["eager", "inductor", "eager+graph", "inductor+graph"]
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), medians_us, {})
-    assert fastest_first(ranking, region.program) == [names[at] for at in order]
+    assert fastest_first(ranking, region) == [names[at] for at in order]
+
+
+def test_a_graph_that_copies_more_than_it_saves_comes_after_the_same_without_one() -> None:
+    """Launching is 5 us of 80, and half a gigabyte of inputs and results takes longer."""
+
+    def order(rows: int) -> list[str]:
+        inputs = tuple(TensorSpec("float32", (rows, 1024), (1024, 1), "cuda") for _ in range(2))
+        program = Program(inputs, (Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,), False),), (2,))
+        ranking = judge.Ranking(Candidate(program, "eager", "baseline"), {"inductor": 80.0, "inductor+graph": 80.0}, {})
+        return list(fastest_first(ranking, Region(program, ("input", "parameter"), "inference", "whole")))
+
+    assert order(64) == ["inductor+graph", "inductor"]
+    assert order(1 << 17) == ["inductor", "inductor+graph"]
 
 
 def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_baseline(region, place, court):

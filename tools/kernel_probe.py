@@ -8,6 +8,7 @@ with --sanitize, run once more under compute-sanitizer's memcheck and racecheck.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def main() -> int:
     options = _options()
     if options.one is not None:
         return _run_one(options)
-    count = _count(options.case)
+    count = 1 if options.config else _count(options.case)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(lambda index: _asked(options, index, ()), range(count)))
     for index, (code, text) in enumerate(answers):
@@ -45,6 +46,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("case", help="of tests/kernels/compare_attention.py, compare_attention_backward.py or compare_products.py")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--sanitize", action="store_true", help="the tools on all proposals, not on those that fail")
+    parser.add_argument("--config", type=json.loads, help="JSON of one proposal that is not made by itself")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -52,7 +54,8 @@ def _options() -> argparse.Namespace:
 def _asked(options: argparse.Namespace, index: int, under: tuple[str, ...]) -> tuple[int, str]:
     """Exit code and output of a process with one proposal."""
     repeats = 1 if under else options.repeats
-    command = [*under, sys.executable, __file__, options.case, "--one", str(index), "--repeats", str(repeats)]
+    config = ["--config", json.dumps(options.config)] if options.config else []
+    command = [*under, sys.executable, __file__, options.case, *config, "--one", str(index), "--repeats", str(repeats)]
     try:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as late:
@@ -98,11 +101,12 @@ def _run_one(options: argparse.Namespace) -> int:
     import torch
 
     from tests.kernels.test_device import placed
-    from torch_cudal1.kernels import build, propose
+    from torch_cudal1.kernels import Proposal, build, propose
     from torch_cudal1.program.execute import prepare
 
     program, given, exact = _case(options.case)
     proposal = propose(program, _sm())[options.one]
+    proposal = Proposal(proposal.family, options.config) if options.config else proposal
     print(dict(proposal.config), flush=True)
     run, inputs = prepare(build(program, proposal, _sm()), torch.device("cuda")), [placed(tensor) for tensor in given]
     runs = [[out.cpu() for out in run(inputs) if out is not None] for _ in range(options.repeats)]

@@ -183,7 +183,7 @@ def tune_with(
     say(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, _schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
-    candidates = compose(programs, fastest_first(ranking, region.program), origin=origin)
+    candidates = compose(programs, fastest_first(ranking, region), origin=origin)
     return _decided(region, place, candidates, _Race(ranking, job, deadline, say, Standing()))
 
 
@@ -240,6 +240,8 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
         race.standing.best_us = best.judgement.timing.candidate_us if best.judgement and best.judgement.timing else None
+        if judgement.timing is not None:
+            race.standing.gain = max(race.standing.gain, judgement.timing.speedup)
     race.say("decided", 1.0)
     return _entry(region, place, best, race.ranking, tried)
 

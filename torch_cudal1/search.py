@@ -16,8 +16,9 @@ from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
 from torch_cudal1.judge.profiles import SURPRISE
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.cost import is_view, launches_us
+from torch_cudal1.program.cost import ROOFLINES, is_view, launches_us
 from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import compose
 
@@ -30,9 +31,12 @@ _MUCH = 0.05  # of a call's time: so much launching, and a CUDA graph may win by
 
 @dataclass
 class Standing:
-    """How a search stands: microseconds of the best candidate that was accepted so far, None before there is one."""
+    """How a search stands: microseconds of the best candidate that was accepted so far, None before there is one; and the largest
+    speed-up that was measured of any, accepted or not.
+    """
 
     best_us: float | None = None
+    gain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,10 @@ class Search:
 
     def candidates(self, ranking: judge.Ranking, deadline: float, standing: Standing) -> Iterator[Candidate | Rejected]:
         """Kernels for products where these are most of the time, or alone save a noticeable part of it; then rewritten forms, which
-        cost nothing to build, then the same with kernels in all islands, and without those for products, unless these have won
-        already. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
+        cost nothing to build, then the same with kernels in all islands, unless those for products have lost, and without these,
+        unless they have won. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
         """
-        schedules = fastest_first(ranking, self.region.program)
+        schedules = fastest_first(ranking, self.region)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
         if self.kernels is None:
             yield from compose(rewrites, schedules)
@@ -89,7 +93,8 @@ class Search:
         yield from compose(rewrites, schedules)
         whole = partition(_form(self.region, self.variant), products=True).islands
         with_products = any(starts_island(step) for island in whole for step in island.region.program.steps)
-        if with_products and not (first and standing.best_us is None) and set(whole) != set(first):
+        lost = first and standing.best_us is None and standing.gain < 1
+        if with_products and not lost and set(whole) != set(first):
             yield from self._spliced(self.variant, whole, self.kernels, schedules)
         if not (first and standing.best_us is not None):
             fused = partition(_form(self.region, self.variant)).islands
@@ -148,20 +153,27 @@ def _form(region: Region, variant: Variant | None) -> Region:
     return Region(variant.program, region.roles, region.kind, region.granularity, region.name) if variant else region
 
 
-def fastest_first(ranking: judge.Ranking, program: Program) -> list[Schedule]:
+def fastest_first(ranking: judge.Ranking, region: Region) -> list[Schedule]:
     """Schedules for candidates. Of those as fast as the fastest, compiled ones come first: a rewrite leaves element-wise chains.
 
-    A CUDA graph comes before the same without one where launching `program` may take a noticeable part of its time: a candidate
-    that gains less than that loses to a baseline in a graph, and the budget may not last for another judgement.
+    A CUDA graph comes before the same without one where it may save a noticeable part of the region's time, launches less copies of
+    inputs and results: a candidate that gains less than that loses to a baseline in a graph, and the budget may not last for more.
     """
     ran = [name for name in SCHEDULES if name in ranking.medians_us]
     fastest_us = min(ranking.medians_us.values(), default=0.0)
-    graphs = launches_us(program) > _MUCH * fastest_us
+    graphs = launches_us(region.program) - _copies_us(region) > _MUCH * fastest_us
 
     def order(name: Schedule) -> tuple[float, bool, bool]:
         return max(fastest_us * _TIE, ranking.medians_us[name]), name.startswith("eager"), graphs != name.endswith("+graph")
 
     return sorted(ran, key=order)
+
+
+def _copies_us(region: Region) -> float:
+    """About what a CUDA graph takes to copy what the region is given, but for weights, and what it yields."""
+    given = [spec for spec, role in zip(region.program.inputs, region.roles, strict=True) if role == "input"]
+    moved = sum(spec.size_bytes for spec in (*given, *filter(None, output_specs(region.program))))
+    return 2e6 * moved / ROOFLINES["cuda"].bytes_per_s
 
 
 def _suited(program: Program, schedules: Sequence[Schedule]) -> list[Schedule]:

@@ -15,8 +15,8 @@ from tests.judge.programs import V, candidate, linear_relu, op, subject, with_st
 from tests.judge.test_timing import Scripted
 from torch_cudal1.judge import timed_pair
 from torch_cudal1.judge.duel import ChildSpinner, Duel, Spun
-from torch_cudal1.judge.measure import measure
-from torch_cudal1.judge.profiles import TIMING_PLANS
+from torch_cudal1.judge.measure import Measurement, measure
+from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.timed import Audit, Slots, stability, sync_checks, time_slots, timing_state
 from torch_cudal1.judge.timing import Batch
@@ -89,12 +89,23 @@ def test_each_kept_output_is_compared_with_the_result_of_its_own_inputs(
         slots.bucket(Batch("hot", 2, (3, 5)))
 
 
+def measured(duel: Duel, plan: TimingPlan) -> Measurement:
+    """Once the machine is quiet enough for it, within three tries."""
+    for left in (2, 1, 0):
+        try:
+            return measure(duel, plan)
+        except CandidateFailure as error:
+            if error.detector != "unstable" or not left:
+                raise
+    raise AssertionError
+
+
 def test_one_child_against_another_on_this_clock(child: Child) -> None:
     trial = on_trial(child, REFERENCE)
     audit = Audit(trial, QUICK)
     side = ChildSpinner(child, "candidate", audit.sets, most_calls=64)
     duel = Duel(ChildSpinner(child, "baseline", audit.sets, most_calls=64), side)
-    found = measure(duel, replace(QUICK, pairs=2, budget_s=3.0))
+    found = measured(duel, replace(QUICK, pairs=2, budget_s=3.0))
     assert found.summary.pairs >= 7
     side.shift = 1
     side.spin(9)

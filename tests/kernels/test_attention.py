@@ -268,3 +268,12 @@ def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(dtype: torch.dt
         expected = module(x)  # before: the module itself is what is accelerated
         served = cudal1.accelerate(module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=10.0, strictness="error")
         torch.testing.assert_close(served(x), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_without_a_softmax_no_kernel_of_six_products_is_proposed() -> None:
+    """One was wrong on an H100 (benchmarks/LOG.md, 2026-11-25)."""
+    methods = {}
+    for name in ("relu", "ragged"):
+        function, given = CASES[name]
+        methods[name] = {proposal.config["method"] for proposal in propose(program_of(function, given), 90)}
+    assert methods == {"relu": {"tf32x3"}, "ragged": {"tf32x3", "bf16x6"}}

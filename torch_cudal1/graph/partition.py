@@ -24,7 +24,7 @@ from torch_cudal1.graph.attention import FUSED, chains
 from torch_cudal1.graph.following import follows_product, without_loose_ends
 from torch_cudal1.graph.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.graph.uses import Uses, uses_of
-from torch_cudal1.kernels import attention_backward
+from torch_cudal1.kernels import attention_step
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
@@ -34,10 +34,8 @@ from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "starts_island", "with_inputs"]
 
-_ALONE = TARGETS | attention_backward.TARGETS  # their kernels take no further step in
-_PRODUCTS = (
-    FUSED | attention_backward.TARGETS | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
-)
+_ALONE = TARGETS | attention_step.TARGETS  # their kernels take no further step in
+_PRODUCTS = FUSED | attention_step.TARGETS | {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
 _MAX_MERGED = 32  # steps: more live values than that leave the registers
 # element-wise, though torch does not say so
 _UNTAGGED = frozenset(

@@ -7,8 +7,8 @@
 Three launches: `delta`; the gradient of a block of queries, with all keys; those of a block of keys and values, with all queries of
 all heads that share them. The last two make the weights anew, seven products for the five that there are. A causal mask skips
 blocks. Products are as in `attention`: of fp32 in pieces, of half types as they are, summed in fp32. No kernel is made of a result
-that nobody reads. Dropout, packed sequences and the gradient of a bias are refused. Bytes moved: delta reads two tensors; of the
-others each block reads its own rows once, and the other side's, which the L2 serves.
+that nobody reads. Bytes moved: delta reads two tensors; of the others each block reads its own rows once, and the other side's,
+which the L2 serves.
 
 Source: Dao, FlashAttention-2 (2023), algorithm 2, without its atomic additions.
 """
@@ -17,30 +17,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.attention import MOST_DEPTH
-from torch_cudal1.kernels.index import row_major
+from torch_cudal1.errors import ProgramError
+from torch_cudal1.kernels.attention_step import HALVES, BackwardStep, StepTensor, read_step
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
 from torch_cudal1.kernels.source import POINTERS, headed
-from torch_cudal1.program import attention
-from torch_cudal1.program.aten import overload
-from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.program.model import Program, TensorSpec
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["FAMILY", "TARGETS", "gradients", "gradients_of", "is_backward"]
+__all__ = ["FAMILY", "gradients", "gradients_of"]
 
 FAMILY = "attention_backward"
-TARGETS = attention.targets(attention.BACKWARDS)
 
-_HALVES = (torch.float16, torch.bfloat16)
-_INT32_REACH = 2**31 - 1
 _DELTA_ROWS = 32
 # elements of a head -> rows that a program keeps, rows that it takes at a time, warps, stages; best guess first. Compiled for sm_90
 # they keep all in registers, but for heads of 128 in fp32: those spill some hundred bytes a thread.
@@ -56,73 +46,9 @@ _HALF_TILES = {
 _PIECES = 16  # bytes of shared memory at least for an element of fp32 tiles that stay: two tensors, two pieces
 # rows at most under a causal mask: in larger blocks than PyTorch's a NaN that the mask hides would reach further than there
 _CAUSAL_BLOCK = 64
-_LEAST_OTHER = (
-    32  # rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not theirs (Triton 3.6)
-)
+# rows at a time for TF32 products: of 16, eight warps of sm_90 read shared memory that is not theirs (Triton 3.6)
+_LEAST_OTHER = 32
 _TENSOR_MEMORY = range(100, 120)  # where products of 64 rows and more keep sums and pieces; of too many Triton makes a trap
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor of the step: its value number, sizes and strides of batch, heads, rows and, but for one number a row, elements."""
-
-    value: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def tile(self, head: str, rows: str, columns: str) -> str:
-        """Addresses of a matrix; `head` counts the heads of all batches, `rows` and `columns` name vectors."""
-        return f"{self._head(head)} + {rows}[:, None] * {self.strides[2]} + {columns}[None, :] * {self.strides[3]}"
-
-    def turned(self, head: str, rows: str, columns: str) -> str:
-        """As `tile`, of the transposed matrix."""
-        return f"{self._head(head)} + {columns}[:, None] * {self.strides[3]} + {rows}[None, :] * {self.strides[2]}"
-
-    def row(self, head: str, rows: str) -> str:
-        """Addresses of one number a row."""
-        return f"{self._head(head)} + {rows} * {self.strides[2]}"
-
-    def _head(self, head: str) -> str:
-        return f"p{self.value} + {head} // {self.shape[1]} * {self.strides[0]} + {head} % {self.shape[1]} * {self.strides[1]}"
-
-    @property
-    def reach(self) -> int:
-        """The largest offset of an element."""
-        return sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as large as all scores."""
-
-    grad: _Tensor
-    query: _Tensor
-    key: _Tensor
-    value: _Tensor
-    out: _Tensor
-    logsumexp: _Tensor
-    delta: _Tensor
-    bias: _Tensor | None
-    results: Mapping[str, _Tensor]
-    scale: float
-    causal: bool
-
-    @property
-    def shared(self) -> int:
-        """Heads of queries for each of keys and values."""
-        return self.query.shape[1] // self.key.shape[1]
-
-    @property
-    def wide(self) -> str:
-        """What makes a number one of 64 bits, where an offset needs them."""
-        return ".to(tl.int64)" if max(one.reach for one in self.tensors) > _INT32_REACH else ""
-
-    @property
-    def tensors(self) -> tuple[_Tensor, ...]:
-        """All of them."""
-        given = (self.grad, self.query, self.key, self.value, self.out, self.logsumexp, self.delta)
-        return (*given, *([] if self.bias is None else [self.bias]), *self.results.values())
 
 
 @dataclass(frozen=True)
@@ -141,15 +67,10 @@ class _Tile:
         return "" if self.method == "half" else f', input_precision="{self.method}"'
 
 
-def is_backward(program: Program) -> bool:
-    """Whether it is the backward of a fused attention operator and nothing else."""
-    return len(program.steps) == 1 and isinstance(program.steps[0], Aten) and program.steps[0].target in TARGETS
-
-
 def gradients(program: Program, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
     """At most `most` proposals, best guess first. Raises NotLowerableError with what the kernels do not serve."""
-    step = _step(program)
-    methods = ("half",) if step.query.dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
+    step = read_step(program)
+    methods = ("half",) if step.query.dtype in HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
     width = _padded(max(step.query.shape[3], step.value.shape[3]))
     found = [(method, *tile) for tile in _tiles(step) for method in methods if _fits(method, tile, width, sm)]
     names = ("method", "own", "other", "warps", "stages")
@@ -158,7 +79,7 @@ def gradients(program: Program, sm: int, rights: Collection[str], most: int) -> 
 
 def gradients_of(program: Program, proposal: Proposal) -> tuple[tuple[Kernel, ...], Mapping[int, TensorSpec]]:
     """The kernels in launch order and the specs of all that they write. Raises NotLowerableError, or ProgramError for nonsense."""
-    step, specs = _step(program), value_specs(program)
+    step, specs = read_step(program), value_specs(program)
     tile = _tile(proposal, step)
     kernels = [_kernel("delta", _delta_text(step), _blocks(step.query, _DELTA_ROWS), _Tile("half", _DELTA_ROWS, 0, 4, 1), step)]
     if "query" in step.results:
@@ -169,9 +90,9 @@ def gradients_of(program: Program, proposal: Proposal) -> tuple[tuple[Kernel, ..
     return tuple(kernels), {one.value: specs[one.value] for one in step.results.values()} | {step.delta.value: scratch}
 
 
-def _tiles(step: _Step) -> tuple[tuple[int, int, int, int], ...]:
+def _tiles(step: BackwardStep) -> tuple[tuple[int, int, int, int], ...]:
     """Tiles for its heads and mask."""
-    table = _HALF_TILES if step.query.dtype in _HALVES else _TILES
+    table = _HALF_TILES if step.query.dtype in HALVES else _TILES
     tiles = next(tiles for size, tiles in table.items() if max(step.query.shape[3], step.value.shape[3]) <= size)
     return tuple(tile for tile in tiles if not step.causal or max(tile[:2]) <= _CAUSAL_BLOCK)
 
@@ -191,10 +112,10 @@ def _misread(method: str, other: int) -> bool:
     return method.startswith("tf32") and other < _LEAST_OTHER
 
 
-def _tile(proposal: Proposal, step: _Step) -> _Tile:
+def _tile(proposal: Proposal, step: BackwardStep) -> _Tile:
     own, other, warps, stages = (proposal.number(name, 0) for name in ("own", "other", "warps", "stages"))
     method, tiles = proposal.config.get("method"), _tiles(step)
-    allowed = ("half",) if step.query.dtype in _HALVES else ("tf32", "tf32x3", "bf16x6")
+    allowed = ("half",) if step.query.dtype in HALVES else ("tf32", "tf32x3", "bf16x6")
     if (own, other, warps, stages) not in tiles or method not in allowed:
         raise ProgramError("proposal", f"{dict(proposal.config)}: none of the tiles {tiles} with one of {allowed}")
     if _misread(str(method), other):
@@ -202,11 +123,11 @@ def _tile(proposal: Proposal, step: _Step) -> _Tile:
     return _Tile(str(method), own, other, warps, stages)
 
 
-def _blocks(tensor: _Tensor, rows: int) -> int:
+def _blocks(tensor: StepTensor, rows: int) -> int:
     return math.prod(tensor.shape[:2]) * math.ceil(tensor.shape[2] / rows)
 
 
-def _kernel(name: str, body: str, grid: int, tile: _Tile, step: _Step) -> Kernel:
+def _kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> Kernel:
     """A kernel from its text; of all tensors it takes those that the text names."""
     taken = {one.value: one for one in step.tensors if f"p{one.value} +" in body}
     lines = [line for line in body.splitlines() if line.strip()]
@@ -216,7 +137,7 @@ def _kernel(name: str, body: str, grid: int, tile: _Tile, step: _Step) -> Kernel
     return Kernel(symbol, text.replace("SYMBOL", symbol), arguments, grid, tile.warps, tile.stages)
 
 
-def _delta_text(step: _Step) -> str:
+def _delta_text(step: BackwardStep) -> str:
     rows, size = step.query.shape[2], step.value.shape[3]
     inside = _mask([*_test("m", rows, _DELTA_ROWS, "[:, None]"), *_test("e", size, _padded(size), "[None, :]")])
     return f"""
@@ -230,7 +151,7 @@ tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_
 """
 
 
-def _queries_text(step: _Step, tile: _Tile) -> str:
+def _queries_text(step: BackwardStep, tile: _Tile) -> str:
     """Of a block of queries, with keys and values of as many rows as the mask lets them see."""
     (_, _, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
     in_rows, in_columns = _test("m", rows, tile.own), _test("n", columns, tile.other)
@@ -265,7 +186,7 @@ tl.store({made.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, 
 """
 
 
-def _keys_text(step: _Step, tile: _Tile) -> str:
+def _keys_text(step: BackwardStep, tile: _Tile) -> str:
     """Of a block of keys and values, with the queries that see them; scores lie on their side, so that no product turns them."""
     (_, heads, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
     in_rows, in_columns = _test("m", rows, tile.other), _test("n", columns, tile.own)
@@ -312,7 +233,7 @@ for each in range(0, {step.shared}):
     return text + "\n".join(stores)
 
 
-def _keys_head(step: _Step) -> str:
+def _keys_head(step: BackwardStep) -> str:
     heads, own = step.query.shape[1], step.key.shape[1]
     return "head" if step.shared == 1 else f"(head // {heads} * {own} + head % {heads} // {step.shared})"
 
@@ -334,7 +255,7 @@ def _store_mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}" if tests else ""
 
 
-def _biased(bias: _Tensor | None, tests: list[str], *, turned: bool = False) -> str:
+def _biased(bias: StepTensor | None, tests: list[str], *, turned: bool = False) -> str:
     """A line that adds the bias, where there is one; `turned`: to scores that lie on their side."""
     if bias is None:
         return ""
@@ -347,86 +268,5 @@ def _masked(name: str, tests: list[str]) -> str:
     return f"{name} = tl.where({' & '.join(tests)}, {name}, 0.0)" if tests else ""
 
 
-def _typed(step: _Step) -> str:
-    return f".to(tl.{str(step.query.dtype).removeprefix('torch.')})" if step.query.dtype in _HALVES else ""
-
-
-def _step(program: Program) -> _Step:
-    """Read the step. Raises NotLowerableError with what the kernels do not serve."""
-    if not is_backward(program):
-        raise NotLowerableError("no backward of fused attention by itself")
-    (step,) = program.steps
-    assert isinstance(step, Aten)
-    names = [argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments]
-    bound = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
-    specs = value_specs(program)
-    names = [*("grad_out", "query", "key", "value", "out", "logsumexp"), *["attn_bias"] * (bound.get("attn_bias") is not None)]
-    tensors = {name: _tensor(bound[name], specs) for name in names}
-    _check(step.target, bound, tensors)
-    results = dict(zip(("query", "key", "value"), step.outs, strict=False))
-    wanted = {value for value in program.outputs if value is not None}
-    if not wanted <= set(results.values()):
-        raise NotLowerableError("a result that is no gradient of queries, keys or values")
-    batch, heads, rows, depth = tensors["query"].shape
-    scale = bound.get("scale")
-    return _Step(
-        grad=tensors["grad_out"],
-        query=tensors["query"],
-        key=tensors["key"],
-        value=tensors["value"],
-        out=tensors["out"],
-        logsumexp=tensors["logsumexp"],
-        delta=_Tensor(program.value_count, torch.float32, (batch, heads, rows), row_major((batch, heads, rows))),
-        bias=_spread(tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])),
-        results={name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted},
-        scale=_single(1 / math.sqrt(depth) if scale is None else scale),
-        causal=bool(bound.get("is_causal")),
-    )
-
-
-def _tensor(value: object, specs: Mapping[int, TensorSpec]) -> _Tensor:
-    if not isinstance(value, Value) or value.index not in specs:
-        raise NotLowerableError("an operand that is no tensor")
-    spec = specs[value.index]
-    return _Tensor(value.index, spec.torch_dtype, spec.shape, spec.strides)
-
-
-def _spread(bias: _Tensor | None, shape: tuple[int, ...]) -> _Tensor | None:
-    """The bias as large as all scores; in a dimension of one element every step is none."""
-    if bias is None:
-        return None
-    strides = tuple(stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True))
-    return _Tensor(bias.value, bias.dtype, shape, strides)
-
-
-def _single(number: float) -> float:
-    """The number as eager's kernels get it."""
-    return float(struct.unpack("f", struct.pack("f", number))[0])
-
-
-def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, _Tensor]) -> None:
-    query, key, value = (tensors[name].shape for name in ("query", "key", "value"))
-    matrices = [one for name, one in tensors.items() if name != "logsumexp"]
-    total = tensors["logsumexp"]
-    problems = {
-        "no dropout": bool(bound.get("dropout_p")),
-        "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias" in tensors
-        and "efficient" not in target,
-        "a bias for every score, or the same for all of a dimension": "attn_bias" in tensors
-        and any(size not in (1, scores) for size, scores in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=False)),
-        "no packed sequences": any(bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")),
-        "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
-        or matrices[0].dtype not in (torch.float32, *_HALVES),
-        "heads in a dimension of their own, of some elements": any(len(one.shape) != 4 or 0 in one.shape for one in matrices),
-        "one log-sum-exp in fp32 a row": total.dtype != torch.float32
-        or total.shape[:2] != query[:2]
-        or math.prod(total.shape[2:]) < query[2]
-        or total.shape[3:] not in ((), (1,)),
-        "keys and values of as many heads, which divide the queries'": key[:3] != value[:3] or bool(query[1] % key[1]),
-        f"heads of at most {MOST_DEPTH} elements": max(query[3], value[3]) > MOST_DEPTH,
-        "a causal mask of as many queries as keys, where operators disagree about others": "efficient" not in target
-        and bool(bound.get("is_causal"))
-        and query[2] != key[2],
-    }
-    if wanted := [text for text, broken in problems.items() if broken]:
-        raise NotLowerableError(f"kernels for gradients of attention serve {wanted[0]}")
+def _typed(step: BackwardStep) -> str:
+    return f".to(tl.{str(step.query.dtype).removeprefix('torch.')})" if step.query.dtype in HALVES else ""

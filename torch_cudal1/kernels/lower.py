@@ -12,7 +12,8 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.attention import attended, attentions
-from torch_cudal1.kernels.attention_backward import FAMILY, gradients, gradients_of, is_backward
+from torch_cudal1.kernels.attention_backward import FAMILY, gradients, gradients_of
+from torch_cudal1.kernels.attention_step import is_backward
 from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import TILED, Schedule, read, schedules
