@@ -1,8 +1,8 @@
 """Which kernels of a test case are wrong on this machine's GPU, and how: `python tools/kernel_probe.py "decays, ragged"`.
 
-Every proposal for the case runs in a process of its own, again and again on the same inputs: it tells the largest error against
-float64, how many elements are off and where the first are, and whether the results differ from run to run. Those that fail, or all
-with --sanitize, run once more under compute-sanitizer's memcheck and racecheck. Needs a GPU, and the repository as working folder.
+Every proposal for the case runs in a process of its own, again and again on the same inputs: it tells how many elements are off by
+more than 1e-4 of the largest (3e-2 in half types), where the first are, and whether the results differ from run to run. Those that
+fail, or all with --sanitize, run once more under compute-sanitizer's memcheck and racecheck. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", help="of tests/kernels/compare_attention.py, compare_attention_backward.py or compare_products.py")
+    parser.add_argument("case", help="of tests/kernels: attention's, products', or gradient/NAME for one of attention's backward")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--sanitize", action="store_true", help="the tools on all proposals, not on those that fail")
     parser.add_argument("--config", type=json.loads, help="JSON of one proposal that is not made by itself")
@@ -85,12 +85,14 @@ def _case(name: str) -> tuple[Any, list[Any], list[Any]]:
     from tests.kernels.compare import outputs_of
     from tests.kernels.islands import island
 
-    if name in compare_attention_backward.CASES and name not in compare_attention.CASES:
-        case = compare_attention_backward.CASES[name]
+    gradients = {f"gradient/{one}": case for one, case in compare_attention_backward.CASES.items()}
+    if name in gradients:
+        case = gradients[name]
         return case.program(), list(case.inputs()), case.expected(torch.float64)
     cases = compare_attention.CASES if name in compare_attention.CASES else compare_products.CASES
     if name not in cases:
-        raise SystemExit(f"no case {name!r}; expected one of {', '.join([*compare_attention.CASES, *compare_products.CASES])}")
+        known = [*compare_attention.CASES, *compare_products.CASES, *gradients]
+        raise SystemExit(f"no case {name!r}; expected one of {'; '.join(known)}")
     function, given = cases[name]
     make = compare_attention.program_of if cases is compare_attention.CASES else island
     return make(function, given), list(given), outputs_of(function, [tensor.double() for tensor in given])

@@ -103,7 +103,7 @@ def test_the_whole_attention_of_a_layer_is_one_island_with_a_kernel(dtype: torch
     (island,) = attention_in(layer_on_a_gpu(dtype, capped=capped))
     found = targets(island.region.program)
     assert (found.count(BMM), found.count(SOFTMAX), found.count(CONVERSION)) == (2, 1, conversions)
-    assert propose(island.region.program, 90)
+    assert len(propose(island.region.program, 90)) >= 2
 
 
 def test_its_island_reads_the_few_heads_of_keys_and_values_and_puts_heads_back_inside_rows() -> None:
@@ -160,7 +160,7 @@ def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outsid
     assert {"aten.sub.Tensor", "aten.masked_fill.Scalar", "aten.exp.default"} <= set(found)
     assert "aten.eq.Scalar" not in found
     assert (length, length) in {spec.shape for spec in island.region.program.inputs}
-    assert propose(island.region.program, 90)
+    assert len(propose(island.region.program, 90)) >= 2
 
 
 def test_weights_on_the_right_of_the_second_product_are_weights() -> None:
@@ -192,7 +192,7 @@ def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
 
     (island,) = attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
     assert "aten.sigmoid.default" not in targets(island.region.program)
-    assert propose(island.region.program, 90)
+    assert len(propose(island.region.program, 90)) >= 2
 
 
 def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None:
@@ -207,7 +207,7 @@ def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_island() -> None
     found = targets(island.region.program)
     assert (found.count(BMM), found.count("aten._safe_softmax.default")) == (2, 1)
     assert mask in {spec.shape for spec in island.region.program.inputs}  # not written out for all heads
-    assert propose(island.region.program, 90)
+    assert len(propose(island.region.program, 90)) >= 2
 
 
 @pytest.mark.parametrize("operator", ["efficient", "cudnn"])
@@ -216,4 +216,4 @@ def test_a_fused_operator_with_a_mask_has_kernels(operator: str) -> None:
     heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, HEADS, LENGTH, LENGTH)
     graph = graph_on_a_gpu(lambda q, k, v, m: fused(q, k, v, m, False)[0], heads, heads, heads, mask, dtype=torch.float16)
     (island,) = partition(lower(graph).region, products=True).islands
-    assert propose(island.region.program, 90)
+    assert len(propose(island.region.program, 90)) >= 2
