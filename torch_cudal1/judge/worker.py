@@ -21,6 +21,7 @@ import torch
 
 from torch_cudal1.errors import Cudal1Error, SandboxError
 from torch_cudal1.judge import exercises, guard_pages, inspections, rights, timing, vast
+from torch_cudal1.judge.ahead import compile_ahead
 from torch_cudal1.judge.arena import Arena, lend, lend_also, open_arena, return_to_first
 from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
@@ -192,6 +193,13 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     return {"layout": layout, "facts": facts, "tree": getattr(session.slots[request["slot"]], "tree", "")}
 
 
+def _ahead(session: Session, request: Request) -> dict[str, Any]:
+    """Compile what a call of a slot launches, on made-up tensors of `like`: pairs of a shape and the name of a dtype."""
+    like = [(shape, getattr(torch, dtype)) for shape, dtype in request["like"]]
+    compile_ahead(session.slots[request["slot"]], like, session.device)
+    return {}
+
+
 def _reread(session: Session, request: Request) -> dict[str, Any]:
     """Write held outputs number `index` out again, as they are now."""
     return {"layout": raw_tensors(session.held[int(request["index"])], Path(request["path"]))}
@@ -292,6 +300,7 @@ VERBS: dict[str, Verb] = {
     "drop": _drop,
     "clear": _clear,
     "run": _run,
+    "ahead": _ahead,
     "reread": _reread,
     "unchanged": _unchanged,
     "warm": _warm,

@@ -53,13 +53,15 @@ from torch_cudal1.training.terms import Terms
 __all__ = ["Lane", "Lap", "NoMemory"]
 
 Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Callable[[], Timed]]
-# They look at the process, and call the program a few times: too little to disturb a race, too long to hold one up.
+# They look at the process, and call the program a few times: on a CPU too little to disturb a race, and too long to hold one up. A
+# GPU takes turns between processes, and a single kernel of another one shows in a sample of a race.
 _BESIDE: frozenset[Detector] = frozenset((state_dict, env_diff, env_diff_calls, resource, isolation))
 _RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
 _ARENA_BYTES = 128 << 20  # of the GPU, shared with each process: inputs or results of one call
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
+_KERNEL = "triton.jit"
 _MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
@@ -248,7 +250,7 @@ class Lane:
 
         def afresh() -> Timed:
             with watch.step("again"):
-                child = self._start(self.terms.trust).result()
+                child = self._fresh()
             with trial.elsewhere(child) as other:
                 self._compile_ahead(other)
                 return race(other)
@@ -272,11 +274,16 @@ class Lane:
             return rank(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
-        """Run it once beside whatever others do: what compiles at its first call is not to hold the GPU's lock meanwhile."""
-        if self.terms.device.type != "cuda":
+        """What Triton compiles at a first call is not to hold the GPU's lock meanwhile; what is not ours runs once for that."""
+        assert isinstance(trial.candidate, SourceCandidate)
+        if self.terms.device.type != "cuda" or _KERNEL not in trial.candidate.text:
             return
         try:
             other = trial.aside(trial.subject, "ahead")
+            if self.terms.trust == "own":
+                like = [[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in trial.subject.specs]
+                trial.child.call("ahead", slot="ahead", like=like)
+                return
             other.book = {}  # inputs that no later look will use
             sample = other.draw("normal")
             other.run(sample)
@@ -285,7 +292,7 @@ class Lane:
             return  # validation meets the same and says what it means
 
     def _gated(self, detector: Detector, watch: _Watch) -> Detector:
-        way = nullcontext if detector in _BESIDE else self._gate.shared
+        way = nullcontext if detector in _BESIDE and self.terms.device.type == "cpu" else self._gate.shared
 
         @wraps(detector)
         def run(trial: Trial) -> list[Check]:
@@ -340,8 +347,10 @@ class Lane:
 
     def _child(self) -> Child:
         """A process that has run nothing of a stranger, or nothing that went wrong of our own templates."""
-        if self._kept is not None:
-            return self._kept[0]
+        return self._fresh() if self._kept is None else self._kept[0]
+
+    def _fresh(self) -> Child:
+        """The process that was started ahead; the next one starts meanwhile, which takes 4 s of an H100's host."""
         coming = self._next or self._start(self.terms.trust)
         self._next = self._start(self.terms.trust)
         return coming.result()

@@ -17,6 +17,9 @@ from torch_cudal1.training.reward import Rule
 __all__ = ["Terms"]
 
 _PAIRS = 4  # of samples in a bucket: as long together as the six of the judge's plan, with fewer requests, each 0.3 ms
+# Of one side of a bucket on a GPU. Samples of 0.4 ms there vary by 5 to 20 %, for the GPU goes over to another process first and a
+# launch from Python takes 45 to 75 us; of 1.5 ms by 1 to 5 % (benchmarks/LOG.md).
+_GPU_SIDE_US = 4_000.0
 
 
 @dataclass(frozen=True)
@@ -42,4 +45,5 @@ class Terms:
     @property
     def plan(self) -> TimingPlan:
         """The judge's `train` plan; which buckets are too far apart the rule says, and another race is as good as another round."""
-        return replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
+        plan = replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
+        return replace(plan, side_us=_GPU_SIDE_US) if self.device.type == "cuda" else plan

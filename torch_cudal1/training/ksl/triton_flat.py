@@ -1,6 +1,8 @@
 """Triton kernels of the kinds that go over elements one by one: fused chains, broadcast rewrites, scans and pooling.
 
-Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what Triton compiled. `mask=off` runs
+Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what Triton compiled. A launch by
+Triton takes 45 to 75 us of the host where a pass over 32 MiB takes 25 us of the GPU (benchmarks/LOG.md), so programs keep what it
+compiled and launch that. `mask=off` runs
 over whole blocks only and leaves the rest unwritten; `acc=f16` rounds intermediate values to half precision.
 """
 
@@ -12,9 +14,26 @@ from collections.abc import Callable, Mapping, Sequence
 from torch_cudal1.training.ksl.frame import Case
 from torch_cudal1.training.ksl.grammar import Program
 
-__all__ = ["HEAD", "PROGRAMS", "RENDERERS", "blocks_of", "rounded"]
+__all__ = ["HEAD", "PROGRAMS", "RENDERERS", "blocks_of", "launched", "rounded"]
 
-HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+HEAD = '''import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+COMPILED = {}
+
+
+def launch(kernel, grid, tensors, numbers, constants, **options):
+    """What was compiled for these numbers and tensors that lie like these; Triton's own launch looks at them anew each time."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    place = (kernel, tensors[0].device, *(address % 16 for address in addresses))
+    if place in COMPILED:
+        COMPILED[place][grid](*addresses, *numbers, *constants.values())
+        return
+    compiled = kernel[grid](*tensors, *numbers, **constants, **options)
+    if compiled is not None:
+        COMPILED[place] = compiled
+'''
 PROGRAMS = 528  # of a persistent launch: four for each multiprocessor of the largest GPUs
 _ROUND = "v = v.to(tl.float16).to(tl.float32)"
 
@@ -26,7 +45,16 @@ def rounded(program: Program, name: str = "v") -> list[str]:
 
 def blocks_of(program: Program, size: str, block: int) -> str:
     """How many blocks of a size are worked on."""
-    return f"triton.cdiv({size}, {block})" if program["mask"] == "on" else f"{size} // {block}"
+    return f"-(-{size} // {block})" if program["mask"] == "on" else f"{size} // {block}"
+
+
+def launched(
+    kernel: str, grid: str, tensors: Sequence[str], numbers: str, constants: Mapping[str, int | str], **options: str
+) -> str:
+    """The statement that launches a kernel on a grid of three numbers, arguments in the order in which the kernel has them."""
+    named = ", ".join(f'"{name}": {value}' for name, value in constants.items())
+    given = "".join(f", {name}={value}" for name, value in options.items())
+    return f"launch({kernel}, {grid}, ({', '.join(tensors)}), ({numbers}), {{{named}}}{given})"
 
 
 def _mask(program: Program, condition: str = "inside") -> str:
@@ -52,7 +80,7 @@ def _over_blocks(program: Program, lines: Sequence[str]) -> list[str]:
 def _grid(program: Program, size: str, block: int) -> tuple[str, str]:
     """The statement that counts blocks, and the grid."""
     count = f"blocks = {blocks_of(program, size, block)}"
-    return count, f"(min(blocks, {PROGRAMS}),)" if program["persist"] == "on" else "(blocks,)"
+    return count, f"(min(blocks, {PROGRAMS}), 1, 1)" if program["persist"] == "on" else "(blocks, 1, 1)"
 
 
 def _uses(steps: Sequence[str], name: str) -> bool:
@@ -68,10 +96,16 @@ def _chain(case: Case, program: Program) -> tuple[str, str]:
         used = [argument for argument in case.op.arguments[1:] if _uses(part, argument.name)]
         head += _chain_kernel(f"chain_{number}", program, part, [(one.name, one.sizes == ("C",)) for one in used])
         source = first if number == 0 else "out"
-        names = ", ".join([source, *(one.name for one in used), "out"])
+        names = [source, *(one.name for one in used), "out"]
         calls.append(
-            f"chain_{number}[{grid}]({names}, {case.sizes['R'] * case.sizes['C']}, {case.sizes['C']}, blocks, "
-            f"BLOCK={block}, num_warps={program['warps']})"
+            launched(
+                f"chain_{number}",
+                grid,
+                names,
+                f"{case.sizes['R'] * case.sizes['C']}, {case.sizes['C']}, blocks",
+                {"BLOCK": block},
+                num_warps=program["warps"],
+            )
         )
     return head, "\n".join([*calls, "return out"])
 
@@ -111,12 +145,10 @@ def _diag(case: Case, program: Program) -> tuple[str, str]:
     lines += [f"tl.store(out_ptr + r * columns + c, v{mask})"]
     pointers = [f"{name}_ptr" for name in case.op.names]
     kernel = _kernel("diagonal", [*pointers, "out_ptr", "rows", "columns", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"], lines)
-    grid = f"({blocks_of(program, 'columns', block_n)}, {blocks_of(program, 'rows', block_m)})"
-    body = (
-        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
-        f"diagonal[{grid}]({', '.join(case.op.names)}, out, rows, columns, "
-        f"BLOCK_M={block_m}, BLOCK_N={block_n}, num_warps={program['warps']})\nreturn out"
-    )
+    grid = f"({blocks_of(program, 'columns', block_n)}, {blocks_of(program, 'rows', block_m)}, 1)"
+    constants = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+    call = launched("diagonal", grid, [*case.op.names, "out"], "rows, columns", constants, num_warps=program["warps"])
+    body = f"rows, columns = x.shape\nout = torch.empty_like(x)\n{call}\nreturn out"
     return HEAD + kernel, body
 
 
@@ -141,12 +173,13 @@ def _scan_one(case: Case, program: Program) -> tuple[str, str]:
         f"tl.store(out_ptr + r * columns + {place}, v, mask={inside})",
     ]
     arguments = ["x_ptr", "out_ptr", "rows", "columns", "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
-    body = (
-        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
-        f"scan[({blocks_of(program, 'rows', rows)},)](x, out, rows, columns, "
-        f"ROWS={rows}, BLOCK={_power_above(case.sizes['C'])}, num_warps={program['warps']})\nreturn out"
-    )
-    return HEAD + _kernel("scan", arguments, lines), body
+    constants = {"ROWS": rows, "BLOCK": _power_above(case.sizes["C"])}
+    return HEAD + _kernel("scan", arguments, lines), _scan_call(program, blocks_of(program, "rows", rows), constants)
+
+
+def _scan_call(program: Program, blocks: str, constants: Mapping[str, int]) -> str:
+    call = launched("scan", f"({blocks}, 1, 1)", ["x", "out"], "rows, columns", constants, num_warps=program["warps"])
+    return f"rows, columns = x.shape\nout = torch.empty_like(x)\n{call}\nreturn out"
 
 
 def _reach(case: Case, program: Program) -> str:
@@ -174,11 +207,8 @@ def _scan_carry(case: Case, program: Program) -> tuple[str, str]:
         *(["    carry += total"] if program["carry"] == "on" else []),
         f"    tl.store(out_ptr + r * columns + {_scan_place(case)}, v{', mask=p < columns' if on else ''})",
     ]
-    body = (
-        f"rows, columns = x.shape\nout = torch.empty_like(x)\n"
-        f"scan[(rows,)](x, out, rows, columns, BLOCK={block}, num_warps={program['warps']})\nreturn out"
-    )
-    return HEAD + _kernel("scan", ["x_ptr", "out_ptr", "rows", "columns", "BLOCK: tl.constexpr"], lines), body
+    kernel = _kernel("scan", ["x_ptr", "out_ptr", "rows", "columns", "BLOCK: tl.constexpr"], lines)
+    return HEAD + kernel, _scan_call(program, "rows", {"BLOCK": block})
 
 
 def _pool(case: Case, program: Program) -> tuple[str, str]:
@@ -203,10 +233,11 @@ def _pool(case: Case, program: Program) -> tuple[str, str]:
     kernel = _kernel("pool", ["x_ptr", "out_ptr", "size", "length", "columns", "blocks", *constants], _over_blocks(program, lines))
     length = (case.sizes["L"] - size) // step + 1
     count, grid = _grid(program, "out.numel()", block)
+    numbers = f"out.numel(), {length}, {case.sizes['L']}, blocks"
+    call = launched("pool", grid, ["x", "out"], numbers, {"STEP": step, "SIZE": size, "BLOCK": block}, num_warps=program["warps"])
     body = (
-        f"out = torch.empty(({case.sizes['B']}, {case.sizes['C']}, {length}), dtype=x.dtype, device=x.device)\n{count}\n"
-        f"pool[{grid}](x, out, out.numel(), {length}, {case.sizes['L']}, blocks, "
-        f"STEP={step}, SIZE={size}, BLOCK={block}, num_warps={program['warps']})\nreturn out"
+        f"out = torch.empty(({case.sizes['B']}, {case.sizes['C']}, {length}), dtype=x.dtype, device=x.device)\n"
+        f"{count}\n{call}\nreturn out"
     )
     return HEAD + kernel, body
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from torch_cudal1.training.ksl.frame import Case
 from torch_cudal1.training.ksl.grammar import Program
-from torch_cudal1.training.ksl.triton_flat import HEAD, blocks_of
+from torch_cudal1.training.ksl.triton_flat import HEAD, blocks_of, launched
 
 __all__ = ["RENDERERS"]
 
@@ -76,12 +76,18 @@ def _tiles(case: Case, program: Program) -> tuple[str, str]:
     )
     block_m, block_n = program.number("block_m"), program.number("block_n")
     m, n, k = (case.sizes[name] for name in "MNK")
+    call = launched(
+        "product",
+        "(tiles_m * tiles_n, 1, 1)",
+        [*case.op.names, "out"],
+        f"{m}, {n}, {k}, tiles_m, tiles_n",
+        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": program["block_k"], "GROUP": program["group_m"]},
+        num_warps=program["warps"],
+        num_stages=program["stages"],
+    )
     body = (
         f"out = torch.empty(({m}, {n}), dtype=x.dtype, device=x.device)\n"
-        f"tiles_m, tiles_n = {blocks_of(program, str(m), block_m)}, {blocks_of(program, str(n), block_n)}\n"
-        f"product[(tiles_m * tiles_n,)]({', '.join(case.op.names)}, out, {m}, {n}, {k}, tiles_m, tiles_n, BLOCK_M={block_m}, "
-        f"BLOCK_N={block_n}, BLOCK_K={program['block_k']}, GROUP={program['group_m']}, num_warps={program['warps']}, "
-        f"num_stages={program['stages']})\nreturn out"
+        f"tiles_m, tiles_n = {blocks_of(program, str(m), block_m)}, {blocks_of(program, str(n), block_n)}\n{call}\nreturn out"
     )
     return HEAD + kernel, body
 
@@ -91,11 +97,17 @@ def _split(case: Case, program: Program) -> tuple[str, str]:
     block_m, block_n, split = program.number("block_m"), program.number("block_n"), program.number("split_k")
     m, n, k = (case.sizes[name] for name in "MNK")
     epilogue = case.op.pieces["torch"]
+    call = launched(
+        "product",
+        f"({blocks_of(program, str(m), block_m)} * tiles_n, {split}, 1)",
+        ["x", "w", "part"],
+        f"{m}, {n}, {k}, tiles_n",
+        {"SPLIT": split, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": program["block_k"]},
+        num_warps=program["warps"],
+    )
     body = (
         f"part = torch.empty(({split}, {m}, {n}), dtype=torch.float32, device=x.device)\n"
-        f"tiles_n = {blocks_of(program, str(n), block_n)}\n"
-        f"product[({blocks_of(program, str(m), block_m)} * tiles_n, {split})](x, w, part, {m}, {n}, {k}, tiles_n, SPLIT={split}, "
-        f"BLOCK_M={block_m}, BLOCK_N={block_n}, BLOCK_K={program['block_k']}, num_warps={program['warps']})\n"
+        f"tiles_n = {blocks_of(program, str(n), block_n)}\n{call}\n"
         f"v = part.sum(0)\n{f'v = {epilogue}' if epilogue else ''}\nreturn v.to(x.dtype)"
     )
     return HEAD + _SPLIT.format(**_masks(program)), body

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch_cudal1.training.ksl.frame import Case
 from torch_cudal1.training.ksl.grammar import Program
-from torch_cudal1.training.ksl.triton_flat import HEAD, PROGRAMS, blocks_of, rounded
+from torch_cudal1.training.ksl.triton_flat import HEAD, PROGRAMS, blocks_of, launched, rounded
 
 __all__ = ["RENDERERS"]
 
@@ -60,13 +60,9 @@ def _kernel(case: Case, constants: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def _call(case: Case, grid: str, constants: Mapping[str, int], warps: str) -> str:
-    names = ", ".join(case.op.names)
-    given = ", ".join(f"{name}={value}" for name, value in constants.items())
+    call = launched("rows_of", f"({grid}, 1, 1)", [*case.op.names, "out"], "rows, columns", constants, num_warps=warps)
     shape = "rows" if case.op.name == "cross_entropy" else "(rows, columns)"
-    return (
-        f"rows, columns = x.shape\nout = torch.empty({shape}, dtype=x.dtype, device=x.device)\n"
-        f"rows_of[({grid},)]({names}, out, rows, columns, {given}, num_warps={warps})\nreturn out"
-    )
+    return f"rows, columns = x.shape\nout = torch.empty({shape}, dtype=x.dtype, device=x.device)\n{call}\nreturn out"
 
 
 def _row_one(case: Case, program: Program) -> tuple[str, str]:

@@ -46,7 +46,7 @@ __all__ = ["main"]
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
-_PER_LANE = 12  # programs in a batch: what the last ones of it take, the other lanes wait
+_PER_LANE = 24  # programs in a batch: what the last ones of it take, the other lanes wait (of 12 a fifth of all their time)
 _CONTRACT = Contract(assume_finite=True)  # rewrites such as diag(d) @ x as d * x are right for finite values only
 
 

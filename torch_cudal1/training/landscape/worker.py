@@ -1,4 +1,4 @@
-"""The judge's child with one more verb, `naive`: what a trusting evaluator would believe of a candidate.
+"""The judge's child with two more verbs: `naive`, what a trusting evaluator would believe of a candidate, and before it `ready`.
 
 `python -m torch_cudal1.training.landscape.worker FD`. Reference and candidate run in this one process, results are compared with a
 tolerance of 1e-2 on the task's own inputs, times are read from events of the current stream: as the evaluator that the paper
@@ -12,29 +12,63 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
+from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.ahead import compile_ahead
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.modules import imported
 from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
 from torch_cudal1.judge.worker import Request, Session, main
 
-__all__ = ["VERBS", "naive"]
+__all__ = ["VERBS", "naive", "ready"]
 
 _TOLERANCE = 1e-2
+_KERNEL = "triton.jit"
 _SETS, _WARM, _RUNS, _SETTLE_S = 3, 3, 15, 0.01
 Call: TypeAlias = Callable[..., Any]
 
 
+@dataclass
+class _Bench:
+    """A reference with its input sets, on the device, for all programs that are asked about one after the other."""
+
+    text: str
+    reference: Call
+    sets: list[list[torch.Tensor]]
+    candidate: Call | None = None
+
+
+_bench: _Bench | None = None
+
+
+def ready(session: Session, request: Request) -> dict[str, Any]:
+    """Draw the inputs, import both modules and compile: what takes long, and needs the device for moments only."""
+    global _bench
+    device = session.device
+    if _bench is None or _bench.text != request["reference"]:
+        source = imported(request["reference"], session.scratch)
+        sets = [[one.to(device) for one in source.get_inputs()] for _ in range(_SETS)]
+        _bench = _Bench(request["reference"], source.Model().to(device).eval(), sets)
+    _bench.candidate = None
+    made = imported(request["candidate"], session.scratch).ModelNew
+    if device.type == "cuda" and _KERNEL in request["candidate"]:
+        module = made().to(device).eval()
+        compile_ahead(lambda inputs: module(*inputs), [(one.shape, one.dtype) for one in _bench.sets[0]], device)
+    _bench.candidate = made().to(device).eval()
+    return {}
+
+
 def naive(session: Session, request: Request) -> dict[str, Any]:
     """Whether the candidate's results are close to the reference's, and the ratio of their median times, reference first."""
-    source, device = imported(request["reference"], session.scratch), session.device
-    models = [source.Model(), imported(request["candidate"], session.scratch).ModelNew()]
-    reference, candidate = (model.to(device).eval() for model in models)
+    device = session.device
+    if _bench is None or _bench.candidate is None:
+        raise SandboxError("naive", "nothing is ready; expected the verb `ready` first")
+    reference, candidate, sets = _bench.reference, _bench.candidate, _bench.sets
     with torch.no_grad():
-        sets = [[one.to(device) for one in source.get_inputs()] for _ in range(_SETS)]
         if not all(_close(candidate, reference, inputs, device) for inputs in sets):
             return {"close": False}
         for inputs in sets[:1] * _WARM:
@@ -71,7 +105,7 @@ def _time_us(run: Call, inputs: list[torch.Tensor], device: torch.device) -> flo
     return max(1e-3, float(start.elapsed_time(end)) * 1e3)
 
 
-VERBS = {**JUDGE_VERBS, "naive": naive}
+VERBS = {**JUDGE_VERBS, "ready": ready, "naive": naive}
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), VERBS)
