@@ -30,6 +30,7 @@ class Machine:
     start: int = 0
     shift: int = 0
     inline: bool = True
+    queued: bool = False
     batches: list[int] = field(default_factory=list)
 
     @property

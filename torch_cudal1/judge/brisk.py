@@ -2,7 +2,8 @@
 
 `judge.duel` reads only the parent's clock, so every sample must drown the jitter of a request: over a second for one candidate,
 which is too long where thousands are measured. Here a sample is as short as the timing plan says, read by the C++ clock in the
-child, and one slope on the parent's clock at the end must tell the same time per call (`wall_slope`). A candidate that lies about
+child, or off the GPU's own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell the same
+time per call as the child's wall clock (`wall_slope`). A candidate that lies about
 time by under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses this.
 """
 
@@ -32,6 +33,7 @@ _WARM_CALLS = 3
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
 _WARM_US = 1_000.0  # a batch this long says what a call costs
 _SLOPE_US = 4_000.0
+_LAUNCH_US = 50.0  # of the host, which a queued race does not measure
 _SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far as what they keep allows
 
 
@@ -107,7 +109,7 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
         fresh.draw("normal")
     audit = Audit(fresh, plan)
     calls = min(most_calls(audit.output_bytes, trial.device), max(2, _KEPT_BYTES // max(1, audit.output_bytes)))
-    spinner = ChildSpinner(trial.child, "candidate", audit.sets, calls, inline=True)
+    spinner = ChildSpinner(trial.child, "candidate", audit.sets, calls, inline=True, queued=baseline.queued)
     other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
 
     race = Race(other, spinner, audit)
@@ -140,7 +142,9 @@ def _foresee(trial: Trial) -> None:
 
 def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
     """`wall_slope`: noise passes on a later try, with longer batches and the median of more of them; a false clock on none."""
-    apart = replace(spinner, inline=False)
+    apart = replace(spinner, inline=False, queued=False)
+    if spinner.queued:
+        cost_us = max(cost_us, _LAUNCH_US)
     for attempt, count in enumerate(_SLOPES):
         slopes = [slope(apart, math.ceil(_SLOPE_US / cost_us) << attempt) for _ in range(count)]
         answer = wall_slope(slopes)

@@ -80,7 +80,8 @@ class ChildSpinner:
 
     `kept`: how many outputs of the last batch are held in the child, number i (for the verb `reread`) from the call at ring place
     `start` + i. `shift`: how far the values of the ring are turned. `inline`: what the batch before kept is dropped by the same
-    request, which then takes longer on this clock; for whoever reads the other process's.
+    request, which then takes longer on this clock; for whoever reads the other process's. `queued`: what that one claims is
+    the GPU's time alone, see `timing.queued_us`.
     """
 
     child: Child
@@ -93,6 +94,7 @@ class ChildSpinner:
     start: int = 0
     kept: int = 0
     inline: bool = False
+    queued: bool = False
     _turned: int | None = None
 
     def spin(self, calls: int) -> Spun:
@@ -109,7 +111,8 @@ class ChildSpinner:
         if self.kept and not self.inline:
             self.child.call("drop", names=[])
         self.start = secrets.randbelow(1 << 16)
-        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start, "drop": self.inline}
+        what = {"slot": self.slot, "sets": list(self.sets), "calls": calls, "start": self.start}
+        what |= {"drop": self.inline, "queued": self.queued}
         begin = time.monotonic()
         answer = self.child.call("spin", deadline_s=self.deadline_s, shift=self.shift, keep=self.keep, **what)
         wall_s = time.monotonic() - begin

@@ -13,13 +13,13 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.clock import Call, clock_of
+from torch_cudal1.judge.clock import Call, clock_of, synchronise
 from torch_cudal1.judge.profiles import TimingPlan
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "host_time_us",
     "interleave",
     "look",
+    "queued_us",
     "sample_bucket",
     "temperatures",
     "warm",
@@ -51,6 +52,8 @@ _FAR = 1.25
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
 _WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
+# A launch from Python takes 20 to 80 us of a host; where it took longer, the calls are made again behind a longer wait.
+_QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.3, 3, 2_000
 _SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
 
 
@@ -160,6 +163,38 @@ def _into(sink: Sink, run: Call) -> Call:
 def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     """Microseconds of `calls` calls back to back, joined once; what they return goes to `sink`."""
     return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
+
+
+def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink: Sink) -> float:
+    """Microseconds between two events of the current stream around `calls` calls that all wait there before the first begins.
+
+    A kernel that waits keeps the GPU busy meanwhile. So a slow or busy host is not in the time, unless a call waits for the GPU
+    itself; what other streams do is not in it either. `begin`: what is called, from the same beginning each time it is asked: where
+    queueing took longer than the wait, all is done again. What the calls return goes to `sink`.
+    """
+    host_us, spent_us = calls * _QUEUED_US, math.nan
+    for _ in range(_QUEUE_TRIES):
+        lead_us = host_us * _LEAD
+        host_us, spent_us = _queued(begin(), calls, device, sink, lead_us)
+        if host_us < lead_us:
+            break
+    return spent_us
+
+
+def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float) -> tuple[float, float]:
+    """How long the host took to queue the calls, and the GPU to run them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    sink.clear()
+    synchronise(device)
+    begin = time.perf_counter()
+    torch.cuda._sleep(int(lead_us * _CYCLES_PER_US))
+    start.record()
+    for _ in range(calls):
+        sink.append(run())
+    end.record()
+    host_us = (time.perf_counter() - begin) * 1e6
+    synchronise(device)
+    return host_us, float(start.elapsed_time(end)) * 1e3
 
 
 def interleave(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -245,8 +245,8 @@ class Trial:
 
     @contextmanager
     def elsewhere(self, child: Child | None = None) -> Iterator[Trial]:
-        """The candidate in a process that has run nothing before, `child` if given. Raises SandboxError, CandidateFailure."""
-        with child or Child(self.child.limits, self.contract) as fresh:
+        """The candidate in a new process, or in `child`, which stays its owner's. Raises SandboxError, CandidateFailure."""
+        with nullcontext(child) if child else Child(self.child.limits, self.contract) as fresh:
             other = replace(self._unrun(), child=fresh)
             other.load(other.slot, other.candidate)
             yield other

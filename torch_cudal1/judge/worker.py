@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -259,16 +260,20 @@ def _look(session: Session, request: Request) -> dict[str, Any]:
 
 def _spin(session: Session, request: Request) -> dict[str, Any]:
     """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all. `keep`: outputs are held, and what
-    is freed stays for the next batch. `drop`: what was held before is dropped first, outside the clock.
+    is freed stays for the next batch. `drop`: what was held before is dropped first, outside the clock. `queued`: the GPU's time.
     """
     if request["keep"]:
         keep_freed()
     if request.get("drop"):
         session.held.clear()
-    run = Turns(session.slots[request["slot"]], session.ring(request), int(request["start"]))
     kept: deque[Any] = deque(maxlen=None if request["keep"] else 0)
+    calls, ring = int(request["calls"]), session.ring(request)
+    begin = partial(Turns, session.slots[request["slot"]], ring, int(request["start"]))
     with torch.no_grad():
-        elapsed_us = timing.batch_us(run, int(request["calls"]), session.device, kept)
+        if request.get("queued") and session.device.type == "cuda":
+            elapsed_us = timing.queued_us(begin, calls, session.device, kept)
+        else:
+            elapsed_us = timing.batch_us(begin(), calls, session.device, kept)
     session.held[:] = [list(outputs) for outputs in kept]
     return {"elapsed_us": elapsed_us}
 

@@ -114,6 +114,7 @@ class Lane:
         self._nursery: Nursery | None = None
         self._next: Future[Child] | None = None
         self._kept: tuple[Child, int] | None = None  # a process that may be lent again, and how often it was
+        self._second: Child | None = None  # the same for what is measured again
         self._oracle: Child | None = None
         self._benches: dict[str, _Bench] = {}
         self._at = ""  # the reference that was measured last
@@ -132,9 +133,11 @@ class Lane:
             self._next.result().close()
         if self._kept is not None:
             self._kept[0].close()
+        if self._second is not None:
+            self._second.close()
         if self._nursery is not None:
             self._nursery.close()
-        self._next = self._kept = self._nursery = None
+        self._next = self._kept = self._second = self._nursery = None
         self._stack.close()
 
     def measure(self, task: TrainingTask, program: Decoded, best: float | None = None, validated: bool = False) -> Lap:
@@ -238,7 +241,8 @@ class Lane:
         bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
 
         def race(one: Trial) -> Timed:
-            side = ChildSpinner(bench.subject.oracle, slot_of(bench.subject, baselines.best), list(baselines.sets))
+            slot = slot_of(bench.subject, baselines.best)
+            side = ChildSpinner(bench.subject.oracle, slot, list(baselines.sets), queued=self.terms.queued)
             with self._inside(self._gate.shared, watch, "inputs"):
                 run = self._clock(one, side, self.terms.plan)
             for _ in range(_RACES):
@@ -249,9 +253,7 @@ class Lane:
             return found
 
         def afresh() -> Timed:
-            with watch.step("again"):
-                child = self._fresh()
-            with trial.elsewhere(child) as other:
+            with self._another(watch) as child, trial.elsewhere(child) as other:
                 self._compile_ahead(other)
                 return race(other)
 
@@ -354,6 +356,21 @@ class Lane:
         coming = self._next or self._start(self.terms.trust)
         self._next = self._start(self.terms.trust)
         return coming.result()
+
+    @contextmanager
+    def _another(self, watch: _Watch) -> Iterator[Child]:
+        """For what surprises: a new process, or one that has run surprises of our own templates only and was left in order."""
+        with watch.step("again"):
+            child = self._second or self._fresh()
+        self._second = None
+        try:
+            yield child
+            if self.terms.trust == "own":
+                child.call("clear")
+                self._second = child
+        finally:
+            if self._second is not child:
+                child.close()
 
     def _give_back(self, child: Child, found: object) -> None:
         """End the process, or keep it for the next of our own programs where this one left it in order."""

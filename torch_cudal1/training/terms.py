@@ -17,9 +17,6 @@ from torch_cudal1.training.reward import Rule
 __all__ = ["Terms"]
 
 _PAIRS = 4  # of samples in a bucket: as long together as the six of the judge's plan, with fewer requests, each 0.3 ms
-# Of one side of a bucket on a GPU. Samples of 0.4 ms there vary by 5 to 20 %, for the GPU goes over to another process first and a
-# launch from Python takes 45 to 75 us; of 1.5 ms by 1 to 5 % (benchmarks/LOG.md).
-_GPU_SIDE_US = 4_000.0
 
 
 @dataclass(frozen=True)
@@ -45,5 +42,12 @@ class Terms:
     @property
     def plan(self) -> TimingPlan:
         """The judge's `train` plan; which buckets are too far apart the rule says, and another race is as good as another round."""
-        plan = replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
-        return replace(plan, side_us=_GPU_SIDE_US) if self.device.type == "cuda" else plan
+        return replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
+
+    @property
+    def queued(self) -> bool:
+        """Whether the GPU's own time counts, host time left out: a launch from Python takes 45 to 80 us of the host where kernels
+        take 15 to 60 us of the GPU, and the host is busy. Of our own templates only, for the child's word is taken for it; a
+        stranger's program is timed on the wall.
+        """
+        return self.device.type == "cuda" and self.trust == "own"

@@ -160,6 +160,7 @@ def _facts(device: torch.device, terms: Terms) -> dict[str, Any]:
         "plan": asdict(terms.plan),
         "contract": asdict(terms.contract),
         "rule": terms.rule,
+        "clock": "GPU" if terms.queued else "wall",
         "baseline": terms.baseline,
     }
 
