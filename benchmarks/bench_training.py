@@ -2,7 +2,8 @@
 `python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
 
 It measures nothing: comparisons, arms and stages as `training.comparison` finds them in what the command told, of a red-team run
-the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that it runs in.
+the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that live results
+were measured in, of a replay the one that this runs in.
 """
 
 from __future__ import annotations
@@ -60,13 +61,23 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     results = told["results"]
     labels = sorted({str(one["label"]) for one in results})
     more = {
-        "environment": environment(),
+        "environment": environment() | _measured_in(results),
         "label": ", ".join(labels),
         "plan": {"name": plan.name, "digest": plan.digest, "endpoint": plan.endpoint, "held_out": asdict(plan.held_out)},
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
         "ceilings": ceilings(results),
     }
     return document("training", {"plan": plan.name}, rows_of(plan, told), **more)
+
+
+def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The machine of live results, where it was one for all of them. Raises ValueError where they differ."""
+    machines = [dict(one.get("machine", {})) for one in results]
+    if any(machine != machines[0] for machine in machines):
+        raise ValueError(f"results of several machines: {machines}; expected those of one")
+    found = dict(machines[0])
+    driver = found.pop("driver", "")
+    return found | ({"gpu_state": {"driver_version": driver}} if driver else {})
 
 
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
@@ -112,7 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    save(options.out, found(plan, told))
+    try:
+        written = found(plan, told)
+    except ValueError as error:
+        print(f"{options.told}: {error}", file=sys.stderr)
+        return 1
+    save(options.out, written)
     held_out = any(told["results"][0]["kinds"].get("shape", ()))
     if options.figure is not None and held_out and plots.available()[0] and (drawn := figure(told["results"], "shape")):
         options.figure.write_text(drawn, encoding="utf-8")

@@ -5,9 +5,10 @@ set -uo pipefail
 given=${1:-0,330} python=${PYTHON:-python3} plan=${LIVE_PLAN:-benchmarks/training/h200-live.json}
 if [ "$given" = join ]; then
     mkdir -p "$OUT/live/results"
-    cp "$OUT"/live-seed-*/results/*.json "$OUT/live/results/" || exit 1
+    cp benchmarks/results/training-live/*.json "$OUT/live/results/" 2>/dev/null # of earlier machines; another plan's are passed over
+    cp "$OUT"/live-seed-*/results/*.json "$OUT/live/results/" 2>/dev/null
     timeout 60 "$python" -m torch_cudal1 train report --plan "$plan" --run "$OUT/live" --out "$OUT/live.html" --json >"$OUT/live.json" 2>"$OUT/live.txt"
-    timeout 60 "$python" -m benchmarks.bench_training --plan "$plan" --told "$OUT/live.json" --out "$OUT/h200-training-live.json" 2>&1 | tee -a "$OUT/live.txt"
+    timeout 60 "$python" -m benchmarks.bench_training --plan "$plan" --told "$OUT/live.json" --out "$OUT/gpu-training-live.json" 2>&1 | tee -a "$OUT/live.txt"
     exit "${PIPESTATUS[0]}"
 fi
 seed=${given%%,*} seconds=${given#*,}

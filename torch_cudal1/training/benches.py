@@ -8,6 +8,7 @@ A replay of a machine is not a measurement of this one: the label says which it 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from torch_cudal1.errors import SettingError
+from torch_cudal1.judge.gpu_state import gpu_state
+from torch_cudal1.machine import target_for
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.casebase import CaseBase
@@ -35,6 +38,7 @@ from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
 from torch_cudal1.training.terms import Terms
 from torch_cudal1.training.text_codec import TextCodec
+from torch_cudal1.version import __version__
 
 __all__ = ["Ground", "TeachingText", "ground_bench", "naive_bench", "replay_bench", "writers"]
 
@@ -108,6 +112,7 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
         trust="foreign" if ground.tasks else "own",
     )
     label = f"live, {torch.cuda.get_device_name() if ground.device == 'cuda' else 'CPU'}"
+    machine = _machine(device)
     with _measuring(ground, terms, folder) as evaluator:
         if ground.tasks:
             read = read_folder(Path(ground.tasks))
@@ -118,12 +123,12 @@ def ground_bench(ground: Ground, settings: Settings, seed: int, folder: Path) ->
             codec: Any = TeachingText(torch.cuda.get_device_name()) if ground.device == "cuda" else TeachingText("this CPU")
             problems = tuple(f"task {name}: {why}" for name, why in read.unusable.items())
             chosen = writers(ground.generators, settings)
-            yield Bench(label, codec, evaluator, chosen, read.tasks, {}, ground.device, problems)
+            yield Bench(label, codec, evaluator, chosen, read.tasks, {}, ground.device, problems, machine)
             return
         split = load_split(ground.device)
         chosen = writers(ground.generators, settings) if ground.generators else list(GENERATORS.values())
         held_out = {"shape": split.held_out_shapes, "family": split.held_out_families}
-        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device)
+        yield Bench(label, KslCodec(ground.device), evaluator, chosen, split.train, held_out, ground.device, machine=machine)
 
 
 @contextmanager
@@ -136,6 +141,15 @@ def _measuring(ground: Ground, terms: Terms, folder: Path) -> Iterator[Evaluator
     cases = CaseBase.shipped(folder / "cheats.jsonl")
     with JudgeEvaluator(terms, lanes=ground.lanes) as judge:
         yield Checked(judge, RuleChecker(cases), cases)
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """What numbers are worth nothing without."""
+    here = target_for(device)
+    driver = str(gpu_state(device).get("driver_version", "")) if device.type == "cuda" else ""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    versions = {"torch": here.torch, "triton": here.triton, "python": platform.python_version(), "package": __version__}
+    return {"gpu": gpu, "driver": driver, **versions}
 
 
 def writers(names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096) -> list[Policy]:

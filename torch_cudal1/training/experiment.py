@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ class Bench:
     """What an experiment runs on. `label`: "replay" or "live", with where the numbers come from. `held_out`: tasks by kind.
 
     `device`: where the model is; measurements are made where the evaluator makes them. `problems`: tasks that were asked for and
-    cannot be used, and why.
+    cannot be used, and why. `machine`: what live measurements are made with; nothing of a replay, whose landscape says it.
     """
 
     label: str
@@ -66,6 +66,7 @@ class Bench:
     held_out: Mapping[str, tuple[TrainingTask, ...]]
     device: str = "cpu"
     problems: tuple[str, ...] = ()
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def limited(self, plan: Plan) -> Bench:
         """With as many tasks as the plan wants."""
@@ -134,6 +135,7 @@ def cell_of(plan: Plan, bench: Bench, arm: Arm, seed: int, folder: Path, told: T
     kinds = {kind: [task.id for task in tasks] for kind, tasks in bench.held_out.items()}
     stages = json.loads((base / "facts.json").read_text(encoding="utf-8"))
     found = {"plan": plan.digest, "label": bench.label, "arm": arm.name, "seed": seed, "own": arm.selector, "kinds": kinds}
+    found |= {"machine": dict(bench.machine)} if bench.machine else {}
     return {**found, "stages": stages, "exam": exam, "curve": curve, "held_out": tests, "optimum": _optimum(bench)}
 
 
