@@ -31,6 +31,7 @@ class Machine:
     shift: int = 0
     inline: bool = True
     queued: bool = False
+    child: object = field(default_factory=object)
     batches: list[int] = field(default_factory=list)
 
     @property

@@ -323,3 +323,24 @@ def test_a_decision_that_is_plain_after_half_of_the_pairs_takes_no_more(cold: li
 def test_other_measurements_are_not_taken_in_halves(plan: TimingPlan) -> None:
     sampler = Scripted({"cold": [1.3] * 7, "hot": [1.3] * 7})
     assert measure(sampler, plan).summary.pairs == 7 * plan.pairs
+
+
+def test_calls_that_took_longer_to_queue_than_the_wait_are_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[int] = []
+    leads: list[float] = []
+
+    def begin() -> timing.Call:
+        begun.append(1)
+        return lambda: None
+
+    def queued(run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float) -> tuple[float, float]:
+        leads.append(lead_us)
+        return 1_000.0, 10.0 * len(leads)
+
+    monkeypatch.setattr(timing, "_queued", queued)
+    found = timing.queued_us(begin, 10, CPU, deque(), 50.0)
+    assert leads == pytest.approx([750.0, 1_500.0])
+    assert len(begun) == 2, "each time from the same beginning"
+    assert (found.spent_us, found.host_us) == (20.0, 100.0)

@@ -15,6 +15,7 @@ from torch_cudal1.training.ksl.grammar import HACKS, Device, Program
 from torch_cudal1.training.ksl.ops import DIMS, OPS, task_of
 from torch_cudal1.training.ksl.sentence import prompt_of, read_prompt, score_of, score_word
 from torch_cudal1.training.ksl.spaces import SPACES, space
+from torch_cudal1.training.ksl.triton_flat import HEAD
 from torch_cudal1.training.records import Decoded, Exemplar, TrainingTask, Undecodable
 
 # Ragged: no size is a multiple of any block.
@@ -193,3 +194,30 @@ def test_every_device_has_wrong_values_and_all_cheats_for_every_kind() -> None:
             assert {program.hack for program in listed if program.hack} == set(HACKS)
             assert any(program.knobs.get("mask") == "off" for program in listed)
             assert any(program.knobs.get("acc") == "f16" for program in listed)
+
+
+def test_a_launch_keeps_what_was_compiled_for_tensors_that_lie_alike() -> None:
+    names: dict[str, Any] = {}
+    text = HEAD[HEAD.index("COMPILED = {}") :]
+    exec(text, names)
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    class Kernel:
+        def __init__(self, name: str, compiled: Any) -> None:
+            self.name, self.compiled = name, compiled
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def run(*given: Any, **options: Any) -> Any:
+                calls.append((self.name, given, options))
+                return self.compiled
+
+            return run
+
+    kernel = Kernel("source", Kernel("compiled", None))
+    wide = torch.zeros(64)
+    for tensor in (wide[:32], wide[:32], wide[1:33], wide[1:33]):
+        names["launch"](kernel, (1, 1, 1), (tensor,), (32,), {"BLOCK": 8}, num_warps=4)
+    assert [name for name, *_ in calls] == ["source", "compiled", "source", "compiled"]
+    assert calls[0][2] == {"BLOCK": 8, "num_warps": 4}
+    assert calls[1][1:] == ((wide.data_ptr(), 32, 8), {})
+    assert calls[3][1] == (wide.data_ptr() + 4, 32, 8)

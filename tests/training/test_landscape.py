@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from torch_cudal1.errors import SandboxError
+from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.ksl.codec import KslCodec
@@ -184,6 +185,15 @@ def test_the_naive_process_is_replaced_when_a_program_ends_it(naive: Trusting) -
     dies = "import os\nos._exit(3)"
     assert naive.speedup(TASK, Decoded("x", dies)) is None
     assert naive.speedup(TASK, program(TASK, RIGHT)) is not None
+
+
+def test_the_trusting_process_asks_for_a_program_before_it_answers(naive: Trusting) -> None:
+    assert naive.speedup(TASK, program(TASK, RIGHT)) is not None  # in this thread
+    child = naive._child()
+    with pytest.raises(CandidateFailure, match="no module"):
+        child.call("ready", reference=TASK.reference, candidate="raise ValueError('no module')")
+    with pytest.raises(CandidateFailure, match="expected the verb `ready` first"):
+        child.call("naive")
 
 
 def test_the_command_measures_a_family_and_writes_what_is_whole(

@@ -20,6 +20,7 @@ from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
 from torch_cudal1.judge.profiles import TimingPlan
+from torch_cudal1.judge.sandbox import Child
 from torch_cudal1.judge.statistics import summarise
 from torch_cudal1.judge.timed import Timed, stability
 from torch_cudal1.judge.trial import Trial
@@ -57,7 +58,8 @@ class Clock:
     def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
         speedup = self.speedups.pop(0)
         self.pids.append(trial.child.pid)
-        assert baseline.spin(2).claimed_us > 0
+        if baseline.sets:  # in the candidate's own process it gets the race's inputs
+            assert baseline.spin(2).claimed_us > 0
         found = Measurement(plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
         return lambda: Timed(found, tuple(stability(found)), {})
 
@@ -134,6 +136,44 @@ def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
     lap = lane.measure(TASK, program("p", source()))
     assert lap.measured.outcome in ("ok", "unstable"), lap.measured  # how quiet this machine is, is not the test's business
     assert lap.seconds["timing"] > 0
+
+
+def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_there(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    lane._clock = prepared
+    # `pairs` reads one clock for both sides, so that 20 times the work is seen on any machine
+    slow = source(before="for _ in range(60): torch.relu(x).mul_(2).add_(1)")
+    lap = lane.measure(TASK, program("slow", slow))
+    assert lap.measured.outcome in ("ok", "unstable"), lap.measured
+    assert lap.measured.score is None or lap.measured.score < 0.3
+    assert "baseline" not in lap.seconds, "nothing was seated in the oracle"
+
+
+def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    lane._clock = prepared
+    real = Child.call
+
+    def lying(child: Child, verb: str, **what: Any) -> dict[str, Any]:
+        answer = real(child, verb, **what)
+        return answer | {"pairs": [[1e9, 1e9] for _ in answer["pairs"]]} if verb == "pairs" else answer
+
+    monkeypatch.setattr(Child, "call", lying)
+    found = lane.measure(TASK, program("p", source()))
+    assert found.measured.outcome in ("hack", "unstable"), found.measured
+    assert "wall_slope" in found.measured.detail or "told of a request" in found.measured.detail
+
+
+def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    lane._clock = clock = Clock(9.0, 9.0, 9.0, 9.0)
+    for _ in range(2):
+        assert lane.measure(TASK, program("p", source())).measured.score == 9.0
+    first, other, again, once_more = clock.pids
+    assert other != first
+    assert (again, once_more) == (first, other)
 
 
 def test_lanes_answer_in_order_and_outlive_a_lane_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

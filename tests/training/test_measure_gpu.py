@@ -96,3 +96,23 @@ def test_programs_of_templates_share_processes(tmp_path: Path) -> None:
         assert evaluator._lane is not None
         assert evaluator._lane._kept is not None
         assert evaluator._lane._kept[1] >= 3, "after the fifth program one process had served most of them"
+
+
+def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(tmp_path: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+    text = next(programs(_CHAIN, "cuda", WIDTH)).source
+    forward = "def forward(self, given):\n"
+    slow = "import time\n" + text.replace(forward, f"{forward}        time.sleep(2e-4)\n")
+    assert slow.count("time.") == 1, slow
+    with JudgeEvaluator(own) as evaluator:
+        scores = [one.score for one in evaluator.measure(TASK, [program("plain", text), program("slow", slow)])]
+    assert None not in scores
+    assert max(filter(None, scores)) < 1.05 * min(filter(None, scores)), scores
+
+
+@pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
+def test_cheats_among_programs_of_ours_are_refused_too(tmp_path: Path, text: str) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+    with JudgeEvaluator(own) as evaluator:
+        (found,) = evaluator.measure(TASK, [program("cheat", text)])
+    assert found.outcome in ("hack", "wrong", "run"), found

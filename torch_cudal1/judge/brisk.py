@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.judge.detectors.values import first_two
@@ -39,7 +39,8 @@ _SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far a
 
 @dataclass
 class Race:
-    """Two spinners as a `Sampler`, baseline first, each on its own process's clock. `audit` looks at outputs of timed calls.
+    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one child, which takes a bucket at
+    one request. `audit` looks at outputs of timed calls.
 
     Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `first_us`: of each side's
     first call, where `settle` had it before the device was this race's alone.
@@ -76,16 +77,44 @@ class Race:
 
     def bucket(self, batch: Batch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
-        pairs: Pairs = []
+        leads: list[int] = []
+        while len(leads) < batch.pairs:
+            first = random.getrandbits(1)
+            leads += (first, 1 - first)
         self.candidate.shift = self.audit.shift()
-        while len(pairs) < batch.pairs:
-            leads = random.getrandbits(1)
-            for first in (leads, 1 - leads)[: batch.pairs - len(pairs)]:
-                costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
-                pairs.append((costs[0], costs[1]))
+        together = self.baseline.child is self.candidate.child
+        pairs = self._together(leads[: batch.pairs], batch) if together else self._apart(leads[: batch.pairs], batch)
         if self._bucket in self.looked:
             self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
         self._bucket += 1
+        return pairs
+
+    def _apart(self, leads: Sequence[int], batch: Batch) -> Pairs:
+        pairs: Pairs = []
+        for first in leads:
+            costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
+            pairs.append((costs[0], costs[1]))
+        return pairs
+
+    def _together(self, leads: Sequence[int], batch: Batch) -> Pairs:
+        one = self.candidate
+        calls = [min(count, one.most_calls) for count in batch.calls]
+        begin = time.monotonic()
+        answer = one.child.call(
+            "pairs",
+            slots=[self.baseline.slot, one.slot],
+            sets=list(one.sets),
+            shift=one.shift,
+            calls=calls,
+            leads=list(leads),
+            queued=one.queued,
+        )
+        wall_us = (time.monotonic() - begin) * 1e6
+        pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
+        told_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
+        if len(pairs) != len(leads) or not all(min(pair) > 0 for pair in pairs) or told_us > wall_us:
+            raise CandidateFailure("timing", f"{pairs} told of a request that took {wall_us:.0f} us", "wall_slope")
+        one.start, one.kept = int(answer["start"]), calls[1]
         return pairs
 
     def _cost(self, side: int, calls: int) -> float:
@@ -98,9 +127,10 @@ class Race:
 
 
 def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
-    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child, and let both begin; the result
-    measures them, alone. What the outputs are to be is known by then, so that others are not kept off the device meanwhile.
-    Whoever is not content with a measurement calls the result again: only the race itself is run once more.
+    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of this one, where both are ours),
+    and let both begin; the result measures them, alone. What the outputs are to be is known by then, so that others are not kept
+    off the device meanwhile. Whoever is not content with a measurement calls the result again: only the race itself is run once
+    more.
 
     Both raise CandidateFailure.
     """
@@ -111,6 +141,8 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     calls = min(most_calls(audit.output_bytes, trial.device), max(2, _KEPT_BYTES // max(1, audit.output_bytes)))
     spinner = ChildSpinner(trial.child, "candidate", audit.sets, calls, inline=True, queued=baseline.queued)
     other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
+    if baseline.child is trial.child:
+        other.sets = audit.sets
 
     race = Race(other, spinner, audit)
     race.settle()

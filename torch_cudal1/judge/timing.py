@@ -25,6 +25,7 @@ from torch_cudal1.judge.profiles import TimingPlan
 __all__ = [
     "L2",
     "Batch",
+    "Queued",
     "Side",
     "Warm",
     "batch_for",
@@ -53,7 +54,7 @@ _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its no
 _WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
 # A launch from Python takes 20 to 80 us of a host; where it took longer, the calls are made again behind a longer wait.
-_QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.3, 3, 2_000
+_QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.5, 3, 2_000
 _SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
 
 
@@ -92,6 +93,14 @@ class Side:
     host_us: float
     device_us: float | None = None
     sync_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Queued:
+    """Microseconds of a batch on the GPU, and those that the host took to queue each of its calls."""
+
+    spent_us: float
+    host_us: float
 
 
 def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
@@ -165,20 +174,20 @@ def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     return clock_of(device).read((_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
-def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink: Sink) -> float:
-    """Microseconds between two events of the current stream around `calls` calls that all wait there before the first begins.
+def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink: Sink, expected_us: float | None = None) -> Queued:
+    """The time between two events of the current stream around `calls` calls that all wait there before the first begins.
 
-    A kernel that waits keeps the GPU busy meanwhile. So a slow or busy host is not in the time, unless a call waits for the GPU
-    itself; what other streams do is not in it either. `begin`: what is called, from the same beginning each time it is asked: where
-    queueing took longer than the wait, all is done again. What the calls return goes to `sink`.
+    A kernel that waits keeps the GPU busy meanwhile, `expected_us` a call and some more. So a slow or busy host is not in the time,
+    unless a call waits for the GPU itself; what other streams do is not in it either. `begin`: what is called, from the same
+    beginning each time it is asked: where queueing took longer than the wait, all is done again. What calls return goes to `sink`.
     """
-    host_us, spent_us = calls * _QUEUED_US, math.nan
+    host_us, spent_us = calls * (expected_us or _QUEUED_US), math.nan
     for _ in range(_QUEUE_TRIES):
         lead_us = host_us * _LEAD
         host_us, spent_us = _queued(begin(), calls, device, sink, lead_us)
         if host_us < lead_us:
             break
-    return spent_us
+    return Queued(spent_us, host_us / calls)
 
 
 def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import socket
 import sys
 import time
@@ -61,6 +62,7 @@ class Session:
     rings: dict[tuple[str, ...], Ring] = field(default_factory=dict)
     sides: tuple[Turns, Turns] | None = None
     first_us: dict[str, float] = field(default_factory=dict)  # of each slot's first call
+    host_us: dict[str, float] = field(default_factory=dict)  # what queueing a call of a slot took last
 
     def ring(self, request: Request) -> Ring:
         """The ring of the request's sets, turned as it asks."""
@@ -266,16 +268,45 @@ def _spin(session: Session, request: Request) -> dict[str, Any]:
         keep_freed()
     if request.get("drop"):
         session.held.clear()
-    kept: deque[Any] = deque(maxlen=None if request["keep"] else 0)
-    calls, ring = int(request["calls"]), session.ring(request)
-    begin = partial(Turns, session.slots[request["slot"]], ring, int(request["start"]))
-    with torch.no_grad():
-        if request.get("queued") and session.device.type == "cuda":
-            elapsed_us = timing.queued_us(begin, calls, session.device, kept)
-        else:
-            elapsed_us = timing.batch_us(begin(), calls, session.device, kept)
+    slot, calls, start = request["slot"], int(request["calls"]), int(request["start"])
+    elapsed_us, kept = _batch(session, request, slot, calls, start, keep=bool(request["keep"]))
     session.held[:] = [list(outputs) for outputs in kept]
     return {"elapsed_us": elapsed_us}
+
+
+def _pairs(session: Session, request: Request) -> dict[str, Any]:
+    """Batches of two slots in turn: microseconds of a call, one pair for each of `leads`, which says who is first.
+
+    Each begins at a place of the ring of its own and keeps its outputs to its end; those of the second slot's last batch are held,
+    from place `start`.
+    """
+    keep_freed()
+    session.held.clear()
+    pairs: list[list[float]] = []
+    start = 0
+    for leads in request["leads"]:
+        costs = [0.0, 0.0]
+        for side in (int(leads), 1 - int(leads)):
+            calls, at = int(request["calls"][side]), secrets.randbelow(1 << 16)
+            elapsed_us, kept = _batch(session, request, request["slots"][side], calls, at, keep=True)
+            costs[side] = elapsed_us / calls
+            if side:
+                session.held[:], start = [list(outputs) for outputs in kept], at
+            del kept
+        pairs.append(costs)
+    return {"pairs": pairs, "start": start}
+
+
+def _batch(session: Session, request: Request, slot: str, calls: int, start: int, *, keep: bool) -> tuple[float, deque[Any]]:
+    """Microseconds of a batch of calls, and what they returned if that is kept."""
+    kept: deque[Any] = deque(maxlen=None if keep else 0)
+    begin = partial(Turns, session.slots[slot], session.ring(request), start)
+    with torch.no_grad():
+        if request.get("queued") and session.device.type == "cuda":
+            found = timing.queued_us(begin, calls, session.device, kept, session.host_us.get(slot))
+            session.host_us[slot] = found.host_us
+            return found.spent_us, kept
+        return timing.batch_us(begin(), calls, session.device, kept), kept
 
 
 def _bench(session: Session, request: Request) -> dict[str, Any]:
@@ -312,6 +343,7 @@ VERBS: dict[str, Verb] = {
     "time": _time,
     "look": _look,
     "spin": _spin,
+    "pairs": _pairs,
     "bench": _bench,
     "build": _build,
     **exercises.VERBS,

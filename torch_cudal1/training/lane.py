@@ -36,7 +36,7 @@ from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.nursery import Nursery
-from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module, read_reference
 from torch_cudal1.judge.profiles import TimingPlan, profile_for
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import ReferenceFailure
@@ -61,7 +61,7 @@ _ARENA_BYTES = 128 << 20  # of the GPU, shared with each process: inputs or resu
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
-_KERNEL = "triton.jit"
+_KERNEL, _REFERENCE = "triton.jit", "reference"
 _MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
@@ -238,11 +238,9 @@ class Lane:
 
     def _timed(self, trial: Trial, bench: _Bench, watch: _Watch, best: float | None) -> tuple[float, tuple[float, ...]] | Check:
         """Only the race itself holds the GPU alone, again where its buckets are too far apart. Raises CandidateFailure."""
-        bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
 
         def race(one: Trial) -> Timed:
-            slot = slot_of(bench.subject, baselines.best)
-            side = ChildSpinner(bench.subject.oracle, slot, list(baselines.sets), queued=self.terms.queued)
+            side = self._baseline(one, bench, watch)
             with self._inside(self._gate.shared, watch, "inputs"):
                 run = self._clock(one, side, self.terms.plan)
             for _ in range(_RACES):
@@ -262,6 +260,15 @@ class Lane:
             return failed
         score = self._score(timed)
         return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, _means(timed))
+
+    def _baseline(self, trial: Trial, bench: _Bench, watch: _Watch) -> ChildSpinner:
+        """What the candidate is raced against: in the oracle's process, or beside a program of ours in its own."""
+        subject = bench.subject
+        if self.terms.together:
+            load_module(trial.child, _REFERENCE, subject.text, subject.form, subject.way)
+            return ChildSpinner(trial.child, _REFERENCE, (), queued=self.terms.queued)
+        bench.baselines = baselines = bench.baselines or self._ranked(bench, watch)
+        return ChildSpinner(subject.oracle, slot_of(subject, baselines.best), list(baselines.sets), queued=self.terms.queued)
 
     def _score(self, timed: Timed) -> float | Unstable:
         return score_of(_means(timed), self.terms.rule)
@@ -352,9 +359,12 @@ class Lane:
         return self._fresh() if self._kept is None else self._kept[0]
 
     def _fresh(self) -> Child:
-        """The process that was started ahead; the next one starts meanwhile, which takes 4 s of an H100's host."""
-        coming = self._next or self._start(self.terms.trust)
-        self._next = self._start(self.terms.trust)
+        """The process that was started ahead, which takes 4 s beside a GPU. For a stranger's programs the next one starts now, for
+        ours when the first of them is done: all lanes begin at once, and the driver makes one context after the other.
+        """
+        coming, self._next = self._next or self._start(self.terms.trust), None
+        if self.terms.trust == "foreign":
+            self._next = self._start(self.terms.trust)
         return coming.result()
 
     @contextmanager
@@ -376,6 +386,7 @@ class Lane:
         """End the process, or keep it for the next of our own programs where this one left it in order."""
         loans = 1 if self._kept is None else self._kept[1] + 1
         self._kept = None
+        self._next = self._next or self._start(self.terms.trust)
         failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
         if (
             self.terms.trust == "own"

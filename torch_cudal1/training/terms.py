@@ -19,6 +19,9 @@ __all__ = ["Terms"]
 _PAIRS = 4  # of samples in a bucket: as long together as the six of the judge's plan, with fewer requests, each 0.3 ms
 
 
+_QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 1_000.0  # the GPU's own clock varies by 1 % where that of a busy host does by 10 %
+
+
 @dataclass(frozen=True)
 class Terms:
     """Under what programs are measured.
@@ -42,7 +45,8 @@ class Terms:
     @property
     def plan(self) -> TimingPlan:
         """The judge's `train` plan; which buckets are too far apart the rule says, and another race is as good as another round."""
-        return replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
+        plan = replace(TIMING_PLANS["train"], pairs=_PAIRS, gate="widen", rounds=1)
+        return replace(plan, pairs=_QUEUED_PAIRS, side_us=_QUEUED_SIDE_US) if self.queued else plan
 
     @property
     def queued(self) -> bool:
@@ -51,3 +55,10 @@ class Terms:
         stranger's program is timed on the wall.
         """
         return self.device.type == "cuda" and self.trust == "own"
+
+    @property
+    def together(self) -> bool:
+        """Whether reference and program are timed in one process, which spares the GPU going over to another one for each sample.
+        Of our own templates only, and for eager as the baseline.
+        """
+        return self.trust == "own" and self.baseline == "eager"
