@@ -280,7 +280,7 @@ def _scaled(results: Results, longest: int, slack: float, sway: _Sway) -> Compar
     told = _worst(results, found, growth, slack)
     if told and (moved := sway()) is not None:
         told = _worst(results, spread_of(results, accumulate, moved) or found, growth, slack, moved)
-    return Comparison(not told, ratio, _RMS_FACTOR, told)
+    return Comparison(not told, ratio, max(_RMS_FACTOR, limit / own) if own else _RMS_FACTOR, told)
 
 
 def _of_few(out: float, accumulate: float, longest: int) -> float:
