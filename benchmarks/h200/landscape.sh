@@ -17,7 +17,7 @@ part=${given%%,*} seconds=${given#*,}
 name=landscape-${part/\//of}
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
-[ "$lanes" -gt 7 ] && lanes=7 # each begins with three processes of 4 s, one after the other
+[ "$lanes" -gt 8 ] && lanes=8 # each begins with three processes of 4 s, one after the other
 [ "$lanes" -lt 2 ] && lanes=2
 # shellcheck disable=SC2086  # ONLY is a list of operations
 timeout -s INT -k 10 $((seconds + 50)) "$python" -m torch_cudal1.training.landscape --device "$device" --lanes "$lanes" \

@@ -8,7 +8,8 @@
 #
 # Needs Python 3.11+, torch >= 2.11 with CUDA, triton, pytest and a C++ compiler; no network. A set-up that does not work ends it before
 # any GPU time is spent. It changes no setting of the GPU. KERNELBENCH names a checkout of KernelBench where a part wants one; with
-# ARCHIVE=FILE all of OUT is packed into that file every 15 seconds, for machines that may be taken away.
+# ARCHIVE=FILE all of OUT is packed into that file every 15 seconds, for machines that may be taken away; ARCHIVE_WITHOUT='*.safetensors'
+# leaves files out, such as a live run's checkpoints of 36 MB a seed, which only a run that goes on needs.
 set -uo pipefail
 
 out=${1:?usage: benchmarks/h200/run.sh OUT PLAN}
@@ -79,7 +80,7 @@ lane() { # GPU parts...
     return $code
 }
 
-archive() { tar czf "$ARCHIVE.new" -C "$OUT" . && mv "$ARCHIVE.new" "$ARCHIVE"; }
+archive() { tar czf "$ARCHIVE.new" ${ARCHIVE_WITHOUT:+"--exclude=$ARCHIVE_WITHOUT"} -C "$OUT" . && mv "$ARCHIVE.new" "$ARCHIVE"; }
 
 check_plan || exit 2
 set_up 2>&1 | tee "$OUT/set_up.txt"
