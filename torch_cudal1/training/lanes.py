@@ -28,10 +28,12 @@ __all__ = ["Lanes", "Question", "fitting"]
 
 Question: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]  # the task's best score so far; whether it was validated
 # Of one lane on a GPU: five CUDA contexts (its own, the oracle's, the program's, that of surprises, the next program's) of 0.6 GiB
-# with cuBLAS, three pieces of shared memory of 128 MiB, twice the results of one batch (1 GiB at most). With tensors of 32 MiB six lanes
-# took 50 GiB of an H100.
+# with cuBLAS, three pieces of shared memory of 128 MiB, twice the results of one batch (1 GiB at most). With tensors of 32 MiB six
+# lanes took 50 GiB of an H100.
 _LANE_BYTES = 5 << 30
-_SETS = 120  # tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and a ring in the child
+_SETS = (
+    120  # tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and a ring in the child
+)
 _SHARE = 0.9  # of the memory that is free
 _WORTH_MOVING = 2  # programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
 
