@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torch_cudal1.special import log_bessel_i, log_bessel_k
 
-__all__ = ["CASES", "Case", "Of", "chunked_scan"]
+__all__ = ["CASES", "Case", "Of", "chunked_scan", "rotary"]
 
 _IMAGE = (16, 64, 512, 512)  # 1 GiB, like the other sizes here where nothing else is said
 
@@ -234,7 +234,30 @@ def _four_bits(name: str, rows: int) -> Case:
 _FEW_BITS = tuple(
     _four_bits(f"weights of four bits, {name}", rows) for name, rows in (("one row", 1), ("eight rows", 8), ("64 rows", 64))
 )
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding (Su et al. 2021) as decoders write it: (batch, positions, heads, size) to heads first."""
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    return turned(q.transpose(1, 2)), turned(k.transpose(1, 2))
+
+
+def _rotary(name: str, positions: int, dtype: torch.dtype) -> Case:
+    def inputs() -> tuple[Tensor, ...]:
+        angles = torch.arange(positions)[:, None] / 10_000 ** (torch.arange(64) / 64)
+        tables = (wave(torch.cat((angles, angles), -1)).to(dtype) for wave in (torch.cos, torch.sin))
+        return (*(torch.randn(4, positions, heads, 128).to(dtype) for heads in (32, 8)), *tables)
+
+    return Case("elementwise", name, lambda: Of(rotary), inputs)
+
+
 _SPECIAL = (
+    _rotary("rotary embedding, 8192 positions", 8192, torch.float32),
+    _rotary("rotary embedding, 8192 positions, bf16", 8192, torch.bfloat16),
     _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
     _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
 )

@@ -14,6 +14,7 @@ from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.program.check import check_program, used_values
 from torch_cudal1.program.execute import prepare
 from torch_cudal1.program.model import step_outs
+from torch_cudal1.program.operator import value_specs
 
 CPU = torch.device("cpu")
 
@@ -307,3 +308,45 @@ def test_what_reads_an_unaligned_view_is_no_island_and_says_so(first, islands):
     found = partition(region_of(Sliced(first), torch.randn(8, 8)))
     assert len(found.islands) == islands
     assert any("begins at no multiple of 16 bytes" in reason for reason in found.left) == (islands == 0)
+
+
+class Rotary(nn.Module):
+    """Queries and keys turned by their positions. `kept`: the turned halves are a result too."""
+
+    def __init__(self, dim=-1, kept=False):
+        super().__init__()
+        self.dim, self.kept = dim, kept
+
+    def forward(self, q, k, cos, sin):
+        def half(x):
+            first, second = x.chunk(2, self.dim)
+            return torch.cat((-second, first), self.dim)
+
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        turned = half(k)
+        whole = q * cos + half(q) * sin, k * cos + turned * sin
+        return (*whole, -k[..., 8:], turned) if self.kept else whole
+
+
+ROTATED = torch.rand(2, 9, 4, 16), torch.rand(2, 9, 2, 16), torch.rand(9, 16), torch.rand(9, 16)
+
+
+def test_a_rotary_embedding_is_one_island_a_tensor():
+    region = region_of(Rotary(), *ROTATED)
+    islands = partition(region).islands
+    assert [sum(step.target == "aten.cat.default" for step in island.region.program.steps) for island in islands] == [1, 1]
+    assert all(len(island.outputs) == 1 and len(island.steps) == 5 for island in islands)
+    inputs = random_inputs(region)
+    spliced = splice(region.program, {island: island.region.program for island in islands})
+    for new, old in zip(prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True):
+        assert torch.equal(new, old)
+
+
+def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor():
+    across = region_of(Rotary(dim=2), *ROTATED[:2], torch.rand(9, 16), torch.rand(9, 16))
+    assert not [s for i in partition(across).islands for s in i.region.program.steps if s.target == "aten.cat.default"]
+    shared = region_of(Rotary(kept=True), *ROTATED)
+    joined = [s for i in partition(shared).islands for s in i.region.program.steps if s.target == "aten.cat.default"]
+    assert len(joined) >= 1  # the queries' at least; whatever the keys' is, results of two sizes are never one island's
+    for island in partition(shared).islands:
+        assert len({s.shape for s in (value_specs(shared.program)[v] for v in island.outputs)}) == 1

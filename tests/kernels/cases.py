@@ -242,6 +242,34 @@ def loss_cases() -> dict[str, Case]:
     return cases
 
 
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def rotary_cases() -> dict[str, Case]:
+    """Rotary embeddings: halves of heads inside rows, of a part of each head, of half types."""
+
+    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return x * cos + _turned(x) * sin
+
+    def partly(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        turned, rest = x[..., :8], x[..., 8:]
+        return torch.cat((rotated(turned, cos, sin), rest), -1) * 2
+
+    heads, tables = _draw(2, 9, 3, 16).transpose(1, 2), (_draw(9, 16), _draw(9, 16))
+    marked = _marked(_draw(2, 3, 9, 16), ((0, 0, 0, 0), NAN), ((0, 1, 1, 9), INF), ((1, 2, 8, 15), -INF))
+    cases: dict[str, Case] = {
+        "rotary embedding": (rotated, (heads, *tables)),
+        "rotary embedding, NaN and infinity": (rotated, (marked, *tables)),
+        "rotary embedding of a part": (partly, (_draw(2, 3, 9, 16), _draw(9, 8), _draw(9, 8))),
+        "three parts along columns": (lambda a, b: torch.cat((a, -b, a * b), 0) + 1, (_draw(4, 6), _draw(4, 6))),
+    }
+    for dtype in (HALF, BF16):
+        cases[f"rotary embedding {dtype}"] = (rotated, (_draw(1, 2, 9, 16, dtype=dtype), *(t.to(dtype) for t in tables)))
+    return cases
+
+
 def elementwise_cases() -> dict[str, Case]:
     x = _marked(_draw(7, 33, scale=3), ((0, 0), NAN), ((1, 1), INF), ((2, 2), -INF), ((3, 3), 0.0), ((4, 4), 30.0), ((4, 5), -30.0))
     unary: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -394,4 +422,12 @@ def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
     families = softmax_cases() | norm_cases() | reduction_cases() | scan_cases() | loss_cases() | pooling_cases()
-    return families | elementwise_cases() | bessel_cases() | few_bits_cases() | backward_cases() | safe_softmax_cases()
+    return (
+        families
+        | elementwise_cases()
+        | rotary_cases()
+        | bessel_cases()
+        | few_bits_cases()
+        | backward_cases()
+        | safe_softmax_cases()
+    )

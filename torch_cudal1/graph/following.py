@@ -1,20 +1,24 @@
-"""What follows a product into its island without being element-wise, and what of it an island lets go of at its end.
+"""What follows into an island without being element-wise, and what of it an island lets go of at its end.
 
 bmm ── view ── permute ── mul ── clone            bmm ── view │ permute ── (another reader)
+x ── slice ── neg ─┐
+x ── slice ─────── cat ── * sin ── + ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 from torch_cudal1.graph.uses import Uses
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Step, TensorSpec, step_outs
 
-__all__ = ["follows_product", "without_loose_ends"]
+__all__ = ["follows_product", "joins_halves", "without_loose_ends"]
 
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 _PERMUTES = frozenset({"aten.permute.default", "aten.transpose.int"})
+_CAT, _MOST_PIECES = "aten.cat.default", 4
 # batch norm in inference: element by element, and after a convolution a pass over memory saved; alone Inductor does as well
 _NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 
@@ -25,6 +29,27 @@ def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
     `specs`: of all values.
     """
     return isinstance(step, Aten) and (step.target == _NORM_OF_CHANNELS or step.target in _RESHAPES or _keeps_rows(step, specs))
+
+
+def joins_halves(position: int, uses: Uses, specs: Mapping[int, TensorSpec], fusible: Callable[[Step], bool]) -> bool:
+    """Whether the step puts halves of rows together, as rotary embeddings do: some made for it alone by element-wise steps, and
+    read by such steps again. A kernel then reads both halves where it writes one. `fusible`: says what is element-wise.
+    """
+    step = uses.steps[position]
+    if not isinstance(step, Aten) or step.target != _CAT:
+        return False
+    (made,) = step_outs(step)
+    spec, parts = specs[made], tuple(used_values(step))
+    dim = step.args[1] if len(step.args) > 1 else dict(step.kwargs).get("dim", 0)
+    if not spec.shape or dim not in (-1, len(spec.shape) - 1) or any(specs[part].dtype != spec.dtype for part in parts):
+        return False
+    if any(len(specs[part].shape) != len(spec.shape) for part in parts):
+        return False
+    unit = math.gcd(*(specs[part].shape[-1] for part in parts))
+    makers = [maker for part in parts if (maker := uses.maker.get(part)) is not None and fusible(uses.steps[maker])]
+    readers = [uses.steps[reader] for reader in uses.readers.get(made, ()) if reader >= 0]
+    few = unit > 0 and spec.shape[-1] // unit <= _MOST_PIECES
+    return few and bool(makers) and all(uses.only_in(maker, {position}) for maker in makers) and any(map(fusible, readers))
 
 
 def without_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ import torch
 
 from torch_cudal1.graph import copied, dequantised
 from torch_cudal1.graph.attention import FUSED, chains
-from torch_cudal1.graph.following import follows_product, without_loose_ends
+from torch_cudal1.graph.following import follows_product, joins_halves, without_loose_ends
 from torch_cudal1.graph.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.kernels import attention_step
@@ -172,7 +172,7 @@ def _grow(uses: Uses, specs: Mapping[int, TensorSpec], products: bool, whole: Se
         else:
             starts, product = starts or position in given, product or position in given
             follows = follows_product(step, specs) and position not in layout
-            fits = follows or position in layout or _is_fusible(step)
+            fits = follows or position in layout or _is_fusible(step) or joins_halves(position, uses, specs, _is_fusible)
             chosen = _choose_group(step, used, group_of, upstream, groups, follows=follows) if fits and not starts else None
         if chosen is None and (starts or position in layout or _is_fusible(step)):
             chosen = len(groups)

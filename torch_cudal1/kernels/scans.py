@@ -6,6 +6,7 @@ carried from one to the next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_cudal1.kernels.nodes import Constant, Flip, Map, Node, Scan, View, ca
 from torch_cudal1.kernels.pointwise import Handler
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "exclusive_sums"]
 
 
 def _scan(kind: str) -> Handler:
@@ -46,14 +47,16 @@ def _flipped(node: Node, dim: int) -> Node | None:
     return node.source if isinstance(node, Flip) and node.dim == dim else None
 
 
-def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
-    """Zeros, then the sums of all elements but the last: the exclusive sums."""
-    parts, dim = args[0], (args[1] if len(args) > 1 else 0) % len(outs[0].shape)
+def exclusive_sums(parts: Sequence[Node], shape: tuple[int, ...], dim: int) -> Node | None:
+    """Zeros, then the sums of all elements but the last: the exclusive sums; None for parts that are something else.
+
+    Raises NotLowerableError for sums of other than all elements but the last.
+    """
     if len(parts) == 2 and parts[0].shape[dim] == 1 and _is_zero(parts[0]):
         scan = parts[1]
         if isinstance(scan, Scan) and scan.kind == "sum" and scan.dim == dim and not (scan.reverse or scan.exclusive):
-            return (Scan(outs[0].shape, scan.dtype, "sum", _whole(scan.source, outs[0].shape), dim, exclusive=True),)
-    raise NotLowerableError("a concatenation other than zeros before running sums")
+            return Scan(shape, scan.dtype, "sum", _whole(scan.source, shape), dim, exclusive=True)
+    return None
 
 
 def _whole(node: Node, shape: tuple[int, ...]) -> Node:
@@ -79,5 +82,4 @@ HANDLERS: dict[str, Handler] = {
     "cumsum.default": _scan("sum"),
     "cumprod.default": _scan("prod"),
     "flip.default": _flip,
-    "cat.default": _cat,
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.index import ZERO, Index, unflatten
+from torch_cudal1.kernels.index import ZERO, Index, row_major, unflatten
 from torch_cudal1.kernels.nodes import Node, Position, View, broadcast, cast, pointwise, reshape
 from torch_cudal1.kernels.pointwise import Handler
+from torch_cudal1.kernels.scans import exclusive_sums
 from torch_cudal1.program.model import TensorSpec
 
 __all__ = ["ALIASING", "HANDLERS", "permuted"]
@@ -99,6 +102,25 @@ def _stack(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec
     return (made,)
 
 
+def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """One after the other, in pieces of one length that are a stack. Zeros before running sums are a scan's."""
+    parts, shape = args[0], outs[0].shape
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(1, len(shape))
+    if any(len(part.shape) != len(shape) for part in parts):
+        raise NotLowerableError("a concatenation with a tensor of another rank")
+    if (sums := exclusive_sums(parts, shape, dim)) is not None:
+        return (sums,)
+    unit = math.gcd(*(part.shape[dim] for part in parts))
+    if not unit:
+        raise NotLowerableError("a concatenation of nothing")
+    pieces = tuple(_sliced(part, dim, start, 1, unit) for part in parts for start in range(0, part.shape[dim], unit))
+    if len(pieces) == 1:
+        return pieces
+    sizes = (*shape[:dim], len(pieces), unit, *shape[dim + 1 :])
+    (stacked,) = _stack((pieces, dim), {}, (replace(outs[0], shape=sizes, strides=row_major(sizes)),))
+    return (reshape(stacked, shape),)
+
+
 def _arange(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     dtype = outs[0].torch_dtype
@@ -147,5 +169,6 @@ HANDLERS: dict[str, Handler] = {
     "repeat.default": _repeat,
     "glu.default": _glu,
     "stack.default": _stack,
+    "cat.default": _cat,
     **dict.fromkeys(("arange.default", "arange.start", "arange.start_step"), _arange),
 }
