@@ -3,8 +3,8 @@
 `judge.duel` reads only the parent's clock, so every sample must drown the jitter of a request: over a second for one candidate,
 which is too long where thousands are measured. Here a sample is as short as the timing plan says, read by the C++ clock in the
 child, or off the GPU's own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell the same
-time per call as the child's wall clock (`wall_slope`). A candidate that lies about
-time by under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but training uses this.
+time per call as the child's wall clock (`wall_slope`). A candidate that lies about time by under 10 % gets by: a reward may hold
+that, a decision to swap may not, so nothing but training uses this.
 """
 
 from __future__ import annotations
