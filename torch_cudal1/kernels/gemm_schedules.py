@@ -241,7 +241,8 @@ def _of_method(name: str, product: Product, sm: int) -> Iterable[Schedule]:
         if shared > shared_limit(sm):
             stages = max(2, stages * shared_limit(sm) // shared)
         for split in _splits(product, rows, columns):
-            yield Schedule(name, rows, columns, depth, warps, stages, 8, split)
+            steps = math.ceil(product.k / split / depth)  # stages beyond them hold nothing, and keep programs off the SM
+            yield Schedule(name, rows, columns, depth, warps, min(stages, max(1, steps)), 8, split)
 
 
 def _of_packed(name: str, product: Product) -> Iterable[Schedule]:

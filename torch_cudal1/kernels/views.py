@@ -116,6 +116,8 @@ def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, 
     pieces = tuple(_sliced(part, dim, start, 1, unit) for part in parts for start in range(0, part.shape[dim], unit))
     if len(pieces) == 1:
         return pieces
+    if len(pieces) > _MOST_STACKED:
+        raise NotLowerableError(f"a concatenation of {len(pieces)} pieces")
     sizes = (*shape[:dim], len(pieces), unit, *shape[dim + 1 :])
     (stacked,) = _stack((pieces, dim), {}, (replace(outs[0], shape=sizes, strides=row_major(sizes)),))
     return (reshape(stacked, shape),)
