@@ -22,6 +22,7 @@ import torch
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.lower import Cubin, assemble, lower
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
+from torch_cudal1.kernels.sass import disassembled, unwritten
 from torch_cudal1.program.model import Program
 from torch_cudal1.program.nvrtc import NotBuilt, compile_cuda
 
@@ -182,6 +183,8 @@ def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
         raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
     if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
+    if "wgmma" in compiled.asm["ptx"] and (found := unwritten(disassembled(bytes(compiled.asm["cubin"])) or "")):
+        raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
     return _cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
 
 

@@ -1,0 +1,77 @@
+"""What ptxas made of a kernel, as far as one of its errors shows there: uniform registers that are read and that nothing wrote.
+
+ptxas 12.8, which Triton 3.6 and 3.7 bring, takes descriptors of wgmma operands from such registers in kernels with many of them: in
+a state-space kernel all steps of k but the first read shared memory anywhere, another result each time, though its PTX is right and
+compute-sanitizer sees nothing (benchmarks/LOG.md, 2026-11-25). ptxas 13.0 makes of the same PTX what it says. A judge may miss what
+is random; so such machine code is refused where it is made.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["disassembled", "unwritten"]
+
+_LIMIT_S = 60.0
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);")
+_PREDICATE = re.compile(r"^@!?U?P\w+\s+")
+_UNIFORM = re.compile(r"(gdesc\[|desc\[)?\bUR(\d+)\b")
+_ELSEWHERE = ("CALL", "BRX", "JMX")  # what a subroutine or a table of jumps wrote is not followed
+
+
+def disassembled(cubin: bytes) -> str | None:
+    """The machine code as text, by the disassembler that Triton brings; None where there is none, or it cannot read the code."""
+    from triton import knobs
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(cubin)
+            tool = knobs.nvidia.nvdisasm.path
+            done = subprocess.run([tool, "-c", "-ndf", str(path)], capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def unwritten(sass: str) -> list[str]:
+    """Instructions, with their addresses, that read a uniform register which no instruction before them writes.
+
+    Before them is by address, which is how code is first run through but for blocks that were moved in front of what leads to
+    them: those are found too, and their kernel is refused for nothing.
+    """
+    written: set[int] = set()
+    found: list[str] = []
+    for address, instruction in _INSTRUCTION.findall(sass):
+        plain = _PREDICATE.sub("", instruction.strip())
+        name, _, rest = plain.partition(" ")
+        if name.startswith(_ELSEWHERE):
+            break
+        made, read = _registers(name, [operand.strip() for operand in rest.split(",")])
+        if read - written:
+            found.append(f"{address}: {plain}")
+        written |= made
+    return found
+
+
+def _registers(name: str, operands: list[str]) -> tuple[set[int], set[int]]:
+    """The uniform registers that an instruction writes, and those that it reads. Wide ones are pairs."""
+    made: set[int] = set()
+    read: set[int] = set()
+    pairs = name.startswith("U") and (".64" in name or ".WIDE" in name)
+    for place, operand in enumerate(operands):
+        for kind, number in _UNIFORM.findall(operand):
+            first = int(number)
+            pair = {first, first + 1}
+            if place == 0 and re.fullmatch(r"UR\d+", operand):
+                made |= pair if pairs else {first}
+            elif kind == "gdesc[":  # of A and of B; A may be in registers
+                read |= {first + 2, first + 3} | (set() if re.match(r"R\d", operands[1]) else pair)
+            elif kind == "desc[" or (pairs and (".WIDE" not in name or place == len(operands) - 1)):
+                read |= pair
+            else:
+                read.add(first)
+    return made, read
