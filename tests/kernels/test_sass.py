@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,13 +51,10 @@ def test_after_a_subroutine_nothing_is_said() -> None:
 
 
 def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Compiled:
-        metadata: Any = type("Metadata", (), {"shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0, "name": "kernel"})
-        asm = {"ptx": "st.global wgmma.mma_async", "cubin": b"code"}
-
-    Compiled.metadata.num_warps = 4
+    metadata = SimpleNamespace(shared=0, global_scratch_size=0, profile_scratch_size=0, name="kernel", num_warps=4)
+    compiled = SimpleNamespace(metadata=metadata, asm={"ptx": "st.global wgmma.mma_async", "cubin": b"code"})
     monkeypatch.setattr(compiling, "disassembled", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;")
     with pytest.raises(NotLowerableError, match="nothing wrote, such as 2d30: UIADD3 UR12"):
-        compiling._checked(Compiled, "kernel", 90)
+        compiling._checked(compiled, "kernel", 90)
     monkeypatch.setattr(compiling, "disassembled", lambda cubin: None)
-    assert compiling._checked(Compiled, "kernel", 90).warps == 4
+    assert compiling._checked(compiled, "kernel", 90).warps == 4
