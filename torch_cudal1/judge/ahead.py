@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["compile_ahead", "launching_nothing"]
+__all__ = ["compile_ahead", "has_kernels", "launching_nothing"]
+
+
+def has_kernels(source: str) -> bool:
+    """Whether a source of our templates holds what Triton compiles; a comment that says so costs a call."""
+    return "triton.jit" in source
 
 
 def compile_ahead(

@@ -22,7 +22,7 @@ from torch_cudal1.judge.profiles import BUCKETS, TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
-from torch_cudal1.judge.timing import L2, Batch, Warm
+from torch_cudal1.judge.timing import L2, Batch, Warm, leading
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
@@ -77,13 +77,10 @@ class Race:
 
     def bucket(self, batch: Batch) -> Pairs:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
-        leads: list[int] = []
-        while len(leads) < batch.pairs:
-            first = random.getrandbits(1)
-            leads += (first, 1 - first)
+        leads = leading(batch)
         self.candidate.shift = self.audit.shift()
         together = self.baseline.child is self.candidate.child
-        pairs = self._together(leads[: batch.pairs], batch) if together else self._apart(leads[: batch.pairs], batch)
+        pairs = self._together(leads, batch) if together else self._apart(leads, batch)
         if self._bucket in self.looked:
             self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
         self._bucket += 1

@@ -33,6 +33,7 @@ __all__ = [
     "device_time_us",
     "host_time_us",
     "interleave",
+    "leading",
     "look",
     "queued_us",
     "sample_bucket",
@@ -156,13 +157,18 @@ def sample_bucket(
     return [(one, other) if leads == 0 else (other, one) for leads, one, other in pairs]
 
 
-def _order(batch: Batch) -> list[int]:
-    """Which side each sample is of: two for a pair, in blocks of A B B A or B A A B."""
+def leading(batch: Batch) -> list[int]:
+    """Which side is first in each pair, in blocks of A B B A or B A A B."""
     leads: list[int] = []
     while len(leads) < batch.pairs:
         first = random.getrandbits(1)
         leads += (first, 1 - first) if batch.order == "abba" else (first,)
-    return [side for first in leads[: batch.pairs] for side in (first, 1 - first)]
+    return leads[: batch.pairs]
+
+
+def _order(batch: Batch) -> list[int]:
+    """Which side each sample is of: two for a pair."""
+    return [side for first in leading(batch) for side in (first, 1 - first)]
 
 
 def _into(sink: Sink, run: Call) -> Call:

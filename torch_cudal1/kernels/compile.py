@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1 import observe
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.lower import Cubin, assemble, lower
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
@@ -183,9 +184,18 @@ def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
         raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
     if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
         raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
-    if "wgmma" in compiled.asm["ptx"] and (found := unwritten(disassembled(bytes(compiled.asm["cubin"])) or "")):
-        raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
+    if "wgmma" in compiled.asm["ptx"]:
+        _refuse_unwritten(bytes(compiled.asm["cubin"]), symbol)
     return _cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
+
+
+def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
+    """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be read is on record."""
+    sass = disassembled(cubin)
+    if sass is None:
+        observe.record("kernels", "machine_code_not_read", symbol)
+    elif found := unwritten(sass):
+        raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
 
 
 def _cubin(body: bytes, warps: int, shared_bytes: int) -> Cubin:

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import torch
 
 from torch_cudal1.errors import SandboxError, TargetError
+from torch_cudal1.judge.ahead import has_kernels
 from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
 from torch_cudal1.judge.brisk import prepared
 from torch_cudal1.judge.confirm import confirm
@@ -61,7 +62,7 @@ _ARENA_BYTES = 128 << 20  # of the GPU, shared with each process: inputs or resu
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
-_KERNEL, _REFERENCE = "triton.jit", "reference"
+_REFERENCE = "reference"
 _MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
@@ -285,7 +286,7 @@ class Lane:
     def _compile_ahead(self, trial: Trial) -> None:
         """What Triton compiles at a first call is not to hold the GPU's lock meanwhile; what is not ours runs once for that."""
         assert isinstance(trial.candidate, SourceCandidate)
-        if self.terms.device.type != "cuda" or _KERNEL not in trial.candidate.text:
+        if self.terms.device.type != "cuda" or not has_kernels(trial.candidate.text):
             return
         try:
             other = trial.aside(trial.subject, "ahead")

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.ahead import compile_ahead
+from torch_cudal1.judge.ahead import compile_ahead, has_kernels
 from torch_cudal1.judge.clock import synchronise
 from torch_cudal1.judge.modules import imported
 from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
@@ -27,7 +27,6 @@ from torch_cudal1.judge.worker import Request, Session, main
 __all__ = ["VERBS", "naive", "ready"]
 
 _TOLERANCE = 1e-2
-_KERNEL = "triton.jit"
 _SETS, _WARM, _RUNS, _SETTLE_S = 3, 3, 15, 0.01
 Call: TypeAlias = Callable[..., Any]
 
@@ -55,7 +54,7 @@ def ready(session: Session, request: Request) -> dict[str, Any]:
         _bench = _Bench(request["reference"], source.Model().to(device).eval(), sets)
     _bench.candidate = None
     made = imported(request["candidate"], session.scratch).ModelNew
-    if device.type == "cuda" and _KERNEL in request["candidate"]:
+    if device.type == "cuda" and has_kernels(request["candidate"]):
         module = made().to(device).eval()
         compile_ahead(lambda inputs: module(*inputs), [(one.shape, one.dtype) for one in _bench.sets[0]], device)
     _bench.candidate = made().to(device).eval()
