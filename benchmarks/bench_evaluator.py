@@ -78,7 +78,7 @@ _RETURNED = {  # eager's strides: of a chain the input's, of a softmax rows one 
     _SOFTMAX: "y",
 }
 _BODIES = {
-    _CHAIN: ("result = tl.maximum(value, 0.0) * 2.0 + 1.0", "result = tl.maximum(value, 0.0) * 2.0 + 1.001", "0.0"),
+    _CHAIN: ("result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.0", "result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.001", "0.0"),
     _SOFTMAX: (
         "e = tl.exp(value - tl.max(value, 0)); result = e / tl.sum(e, 0)",
         "e = tl.exp(value); result = e / (tl.sum(e, 0) + 1.0)",

@@ -110,9 +110,7 @@ def attentions(traced: Trace, rights: Collection[str], most: int) -> tuple[Propo
     """At most `most` proposals, best guess first. Raises NotLowerableError when the island is no attention."""
     parts = _parts(traced, 1 + max(traced.leaves))
     dtype, height = parts.first.left.dtype, parts.first.shape[1]
-    # without a softmax one bf16x6 kernel was wrong on an H100 and nobody knows why (benchmarks/LOG.md, 2026-11-25)
-    pieces = ("tf32x3", "bf16x6") if parts.softmax else ("tf32x3",)
-    methods = ("half",) if dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + pieces
+    methods = ("half",) if dtype in _HALVES else (("tf32",) if "matmul" in rights else ()) + ("tf32x3", "bf16x6")
     found = [(m, *tile) for tile in _TILES for m in methods]
     names = ("method", "rows", "columns", "warps", "stages")
     found.sort(key=lambda one: one[1] >= 2 * height)  # tiles that are mostly empty come last
