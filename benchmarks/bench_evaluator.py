@@ -78,7 +78,11 @@ _RETURNED = {  # eager's strides: of a chain the input's, of a softmax rows one 
     _SOFTMAX: "y",
 }
 _BODIES = {
-    _CHAIN: ("result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.0", "result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.001", "0.0"),
+    _CHAIN: (
+        "result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.0",
+        "result = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL) * 2.0 + 1.001",
+        "0.0",
+    ),
     _SOFTMAX: (
         "e = tl.exp(value - tl.max(value, 0)); result = e / tl.sum(e, 0)",
         "e = tl.exp(value); result = e / (tl.sum(e, 0) + 1.0)",
@@ -97,7 +101,9 @@ _PLAINS = {_CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"), _SOFT
 
 @dataclass(frozen=True)
 class Run:
-    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program."""
+    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program; `batches`: programs
+    of each, and seconds since the start when it was done.
+    """
 
     lanes: int
     trust: Trust
@@ -107,6 +113,7 @@ class Run:
     rate: float
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    batches: list[tuple[int, float]] = field(default_factory=list)
     details: list[str] = field(default_factory=list)  # what the last programs that should be right were told instead
 
 
@@ -131,7 +138,7 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
     tasks = [TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1])) for name in _BODIES]
     block = 1 << (shape[1] - 1).bit_length()
     streams = [programs(task.id, terms.device.type, block) for task in tasks]
-    outcomes, details, asked, first, first_s = Counter[str](), list[str](), 0, 0, 0.0
+    outcomes, details, batches, asked, first, first_s = Counter[str](), list[str](), list[tuple[int, float]](), 0, 0, 0.0
     begin = time.monotonic()
     with JudgeEvaluator(terms, lanes=lanes) as evaluator:
         while not asked or time.monotonic() - begin < budget_s:
@@ -145,6 +152,7 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
             outcomes.update(one.outcome for one in found)
             details += [f"{one.outcome}: {one.detail}" for one in found if _should_be_right(one) and one.outcome != "ok"]
             asked += len(found)
+            batches.append((len(found), round(time.monotonic() - begin, 2)))
             if not first_s:
                 first, first_s = len(found), time.monotonic() - begin
                 if not _right(outcomes):
@@ -152,7 +160,7 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
         wall_s = time.monotonic() - begin
         seconds = {name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()}
     rate = (asked - first) / (wall_s - first_s) if asked > first else asked / wall_s
-    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, details[-8:])
+    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, batches, details[-8:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

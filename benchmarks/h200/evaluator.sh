@@ -5,7 +5,7 @@ set -uo pipefail
 seconds=${1:-100} device=${DEVICE:-cuda} python=${PYTHON:-python3}
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
-[ "$lanes" -gt 8 ] && lanes=8 # each begins with three processes of 4 s, one after the other
+[ "$lanes" -gt 12 ] && lanes=12 # each begins with three processes of 4 s, one after the other
 [ "$lanes" -lt 2 ] && lanes=2
 timeout 60 "$python" - "$device" <<'PY' || exit 1
 import sys

@@ -15,7 +15,7 @@ seed=${given%%,*} seconds=${given#*,}
 device=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["device"])' "$plan") || exit 1
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
-[ "$lanes" -gt 8 ] && lanes=8 # each begins with three processes of 4 s, one after the other
+[ "$lanes" -gt 12 ] && lanes=12 # each begins with three processes of 4 s, one after the other
 [ "$lanes" -lt 2 ] && lanes=2
 timeout -s INT -k 10 $((seconds + 35)) "$python" -m torch_cudal1 train experiment --plan "$plan" --live --device "$device" --lanes "$lanes" \
     --seed "$seed" --run "$OUT/live-seed-$seed" --out "$OUT/live-seed-$seed.html" --budget-s "$seconds" >"$OUT/live-seed-$seed.txt" 2>&1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
-from torch_cudal1.judge.brisk import Race, _believed
+from torch_cudal1.judge.brisk import Race, _believed, _Settled, _warm
 from torch_cudal1.judge.duel import ChildSpinner, Spun
 from torch_cudal1.judge.measure import measure
 from torch_cudal1.judge.profiles import BUCKETS, TIMING_PLANS
@@ -26,20 +27,20 @@ class Machine:
     request_us: float = 300.0
     lie: float = 1.0
     most_calls: int = 5_000
+    sets: tuple[str, ...] = ()
+    slot: str = ""
     keep: bool = True
     start: int = 0
     shift: int = 0
     inline: bool = True
     queued: bool = False
+    kept: int = 0
     child: object = field(default_factory=object)
     batches: list[int] = field(default_factory=list)
 
-    @property
-    def kept(self) -> int:
-        return self.batches[-1] if self.keep else 0
-
     def spin(self, calls: int) -> Spun:
         self.batches.append(calls)
+        self.kept = calls if self.keep else 0
         spent = calls * self.call_us
         return Spun((self.request_us + spent) / 1e6, spent * self.lie, calls)
 
@@ -89,6 +90,35 @@ def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -
         assert len(looks.kept) == 2
         assert all(looks.kept)
     assert len(drawn) > 5
+
+
+def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> None:
+    class Told:
+        """A child that tells what a bucket's request does."""
+
+        def call(self, verb: str, **what: Any) -> dict[str, Any]:
+            assert verb == "pairs"
+            time.sleep(1e-4)
+            return {"pairs": [[12.0, 10.0]] * len(what["leads"]), "start": 7}
+
+    child = Told()
+    sampler, looks = race(Machine(12.0, child=child), Machine(10.0, child=child))
+    plan = replace(TRAIN, pairs=2, side_us=20.0)
+    assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
+    assert not looks.kept
+    sampler.look()
+    assert len(looks.kept) == 2
+    assert sampler.candidate.start == 7
+
+
+@pytest.mark.parametrize("later_us", [2.5, 10.0, 1e4])
+def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_it(later_us: float) -> None:
+    candidate = Machine(10.0)
+    warm = _warm(cast(ChildSpinner, candidate), _Settled(100.0, later_us))
+    assert warm.call_us == pytest.approx(10.0)
+    assert warm.first_us == 100.0
+    assert sum(candidate.batches) * 10.0 >= 1_000.0
+    assert len(candidate.batches) == (1 if later_us <= 10.0 else 8), candidate.batches
 
 
 @pytest.mark.parametrize("lie", [0.1, 0.5, 0.8])

@@ -18,7 +18,7 @@ from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
 from torch_cudal1.training.ksl.ops import task_of
 from torch_cudal1.training.landscape.__main__ import main
-from torch_cudal1.training.landscape.packed import LandscapeError, read
+from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.measure import JudgeEvaluator
@@ -238,10 +238,19 @@ def test_parts_of_several_gpus_make_one_landscape(
     parts = [set(read(folder / "landscape.json.gz").rows) for folder in folders]
     assert all(parts)
     assert not parts[0] & parts[1]
-    rows = [str(folder / "rows.jsonl") for folder in folders]
-    assert main(["--device", "cpu", "--out", str(tmp_path / "all"), "--budget-s", "0", "--resume", *rows]) == 0
-    assert set(read(tmp_path / "all" / "landscape.json.gz").rows) == parts[0] | parts[1]
+    join = ["--device", "cpu", "--out", str(tmp_path / "all"), "--join", *map(str, folders)]
+    assert main(join) == 0
+    joined = read(tmp_path / "all" / "landscape.json.gz")
+    assert set(joined.rows) == parts[0] | parts[1]
+    assert joined.facts == read(folders[0] / "landscape.json.gz").facts
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["whole"] == len(parts[0] | parts[1])
+    other = read(folders[1] / "landscape.json.gz")
+    write(folders[1] / "landscape.json.gz", Landscape({**other.facts, "gpu": "another"}, other.rows))
+    assert main(join) == 1
+    assert "differs from" in (told := capsys.readouterr().err), told
+    assert "gpu" in told
+    assert main([*join[:-1], str(tmp_path / "nowhere")]) == 1
+    assert "nowhere" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--device", "cpu", "--out", str(tmp_path), "--part", "3/2"])
 

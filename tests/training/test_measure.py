@@ -15,7 +15,7 @@ import torch
 
 from tests.training.sources import REFERENCE, TASK, program, source
 from torch_cudal1.errors import TargetError
-from torch_cudal1.judge.brisk import prepared
+from torch_cudal1.judge.brisk import Ready, begun
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
@@ -48,6 +48,27 @@ def terms(folder: Path) -> Terms:
     return Terms(Settings(), Contract(), CPU, folder, rule="cudal1")
 
 
+class Scripted(Ready):
+    """What a clock hands over, with its measurements written down; `examined`: what is asked beside others afterwards."""
+
+    def __init__(self, run: Callable[[], Timed], examined: Callable[[Timed], Timed] | None = None) -> None:
+        self._run, self._examined = run, examined
+
+    @property
+    def beside(self) -> bool:
+        return self._examined is not None
+
+    def measured(self) -> Timed:
+        return self._run()
+
+    def examined(self, timed: Timed) -> Timed:
+        assert self._examined is not None
+        return self._examined(timed)
+
+    def heard_again(self, timed: Timed) -> Timed:
+        return replace(timed, checks=(*timed.checks[:-1], Check("wall_slope", True)))
+
+
 class Clock:
     """Tells the speed-ups it was given, one after the other, in place of a race."""
 
@@ -55,13 +76,13 @@ class Clock:
         self.speedups = list(speedups)
         self.pids: list[int] = []
 
-    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
+    def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
         speedup = self.speedups.pop(0)
         self.pids.append(trial.child.pid)
         if baseline.sets:  # in the candidate's own process it gets the race's inputs
             assert baseline.spin(2).claimed_us > 0
         found = Measurement(plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-        return lambda: Timed(found, tuple(stability(found)), {})
+        return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +153,7 @@ def test_a_reference_that_cannot_be_used_raises_with_the_tasks_name(lane: Lane) 
 
 
 def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
-    lane._clock = prepared
+    lane._clock = begun
     lap = lane.measure(TASK, program("p", source()))
     assert lap.measured.outcome in ("ok", "unstable"), lap.measured  # how quiet this machine is, is not the test's business
     assert lap.seconds["timing"] > 0
@@ -142,7 +163,7 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
-    lane._clock = prepared
+    lane._clock = begun
     # `pairs` reads one clock for both sides, so that 20 times the work is seen on any machine
     slow = source(before="for _ in range(60): torch.relu(x).mul_(2).add_(1)")
     lap = lane.measure(TASK, program("slow", slow))
@@ -153,7 +174,7 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
 
 def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
-    lane._clock = prepared
+    lane._clock = begun
     real = Child.call
 
     def lying(child: Child, verb: str, **what: Any) -> dict[str, Any]:
@@ -407,17 +428,17 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
     class Unsteady(Clock):
         races = steady_after = 0
 
-        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
+        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
             steady = super().__call__(trial, baseline, plan)
 
             def run() -> Timed:
                 self.races += 1
                 if self.races > self.steady_after:
-                    return steady()
+                    return steady.measured()
                 pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
                 return Timed(Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {})
 
-            return run
+            return Scripted(run)
 
     for steady_after, outcome, races in ((1, "ok", 2), (3, "unstable", 3)):
         lane._clock = clock = Unsteady(1.5)
@@ -425,6 +446,28 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
         assert lane.measure(TASK, program("p", source())).measured.outcome == outcome
         assert clock.races == races
         assert len(clock.pids) == 1
+
+
+@pytest.mark.parametrize("failed", ["", "wall_slope", "timed_output"])
+def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_once_more_alone(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    class Examined(Clock):
+        def __call__(self, trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+            told = Check(failed or "wall_slope", not failed, detail="what was found")
+            return Scripted(
+                super().__call__(trial, baseline, plan).measured, lambda timed: replace(timed, checks=(*timed.checks, told))
+            )
+
+    ways: list[str] = []
+    for way in ("shared", "alone"):
+        entered = getattr(lane._gate, way)
+        monkeypatch.setattr(lane._gate, way, lambda way=way, entered=entered: (ways.append(way), entered())[1])
+    lane._clock = Examined(1.5)
+    found = lane.measure(TASK, program("p", source())).measured
+    assert found.outcome == ("hack" if failed == "timed_output" else "ok"), found
+    after = ways[ways.index("alone") :]
+    assert after == ["alone", "shared", "alone"] if failed == "wall_slope" else after == ["alone", "shared"], after
 
 
 def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,10 @@ which is too long where thousands are measured. Here a sample is as short as the
 child, or off the GPU's own where `baseline.queued` asks for that; and one slope on the parent's clock at the end must tell the same
 time per call as the child's wall clock (`wall_slope`). A candidate that lies about time by under 10 % gets by: a reward may hold
 that, a decision to swap may not, so nothing but training uses this.
+
+Whoever races wants the device alone, and all others wait for it. So nothing is done then that can be done beside others: before it
+rings are made and calls are warmed (`begun`), after it, where both sides are ours, outputs of timed calls are judged and clocks
+compared (`Ready.examined`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.judge.detectors.values import first_two
@@ -26,12 +30,13 @@ from torch_cudal1.judge.timing import L2, Batch, Warm, leading
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
-__all__ = ["Race", "prepared"]
+__all__ = ["Race", "Ready", "begun"]
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
-_WARM_US = 1_000.0  # a batch this long says what a call costs
+_WARM_US, _WARM_QUEUED_US = 1_000.0, 300.0  # a batch this long says what a call costs
+_SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
 _LAUNCH_US = 50.0  # of the host, which a queued race does not measure
 _SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far as what they keep allows
@@ -42,8 +47,8 @@ class Race:
     """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one child, which takes a bucket at
     one request. `audit` looks at outputs of timed calls.
 
-    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `first_us`: of each side's
-    first call, where `settle` had it before the device was this race's alone.
+    Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `settled`: what `settle`
+    learned of each side before the device was this race's alone.
     """
 
     baseline: ChildSpinner
@@ -51,40 +56,56 @@ class Race:
     audit: Audit
     temperatures: tuple[L2, ...] = field(default=("hot",))
     looked: set[int] = field(default_factory=lambda: set(random.SystemRandom().sample(range(BUCKETS), _LOOKS)))
-    first_us: tuple[float, float] | None = None
     warmed: tuple[Warm, Warm] | None = None
+    settled: tuple[_Settled, _Settled] | None = None
     _bucket: int = 0
+
+    @property
+    def together(self) -> bool:
+        """Whether both sides are slots of one child, and so both are ours."""
+        return self.baseline.child is self.candidate.child
 
     def anew(self) -> Race:
         """Another race of the same two, which are warm: other outputs are looked at, at least one of its own."""
         audit = replace(self.audit, judged=0, spent_s=0.0)
-        return Race(self.baseline, self.candidate, audit, self.temperatures, first_us=self.first_us, warmed=self.warmed)
+        return Race(self.baseline, self.candidate, audit, self.temperatures, settled=self.settled, warmed=self.warmed)
 
-    def settle(self) -> tuple[float, float]:
+    def settle(self) -> tuple[_Settled, _Settled]:
         """Let both sides make their rings of inputs and have their first calls, beside whoever else is there.
 
         Raises CandidateFailure.
         """
-        self.first_us = _first_us(self.baseline), _first_us(self.candidate)
-        return self.first_us
+        self.settled = _settled(self.baseline), _settled(self.candidate)
+        return self.settled
 
     def warm(self) -> tuple[Warm, Warm]:
         """Batches of growing length, in the first race of the two. Raises CandidateFailure."""
         if self.warmed is None:
-            first = self.first_us or self.settle()
-            self.warmed = _warm(self.baseline, first[0]), _warm(self.candidate, first[1])
+            a, b = self.settled or self.settle()
+            self.warmed = _warm(self.baseline, a), _warm(self.candidate, b)
         return self.warmed
 
     def bucket(self, batch: Batch) -> Pairs:
-        """Pairs of batches, A B B A or B A A B; of some buckets one output is judged. Raises CandidateFailure."""
+        """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where both sides are in one child, whose
+        last outputs are judged after the race (`look`). Raises CandidateFailure.
+        """
         leads = leading(batch)
         self.candidate.shift = self.audit.shift()
-        together = self.baseline.child is self.candidate.child
-        pairs = self._together(leads, batch) if together else self._apart(leads, batch)
+        if self.together:
+            return self._together(leads, batch)
+        pairs = self._apart(leads, batch)
         if self._bucket in self.looked:
-            self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
+            self._look()
         self._bucket += 1
         return pairs
+
+    def look(self) -> None:
+        """Judge some outputs of the last bucket, which came after most calls. Raises CandidateFailure."""
+        for _ in range(_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        self.audit.look(self.candidate.start, self.candidate.shift, self.candidate.kept)
 
     def _apart(self, leads: Sequence[int], batch: Batch) -> Pairs:
         pairs: Pairs = []
@@ -123,13 +144,59 @@ class Race:
         return spun.claimed_us / spun.calls
 
 
-def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
-    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of this one, where both are ours),
-    and let both begin; the result measures them, alone. What the outputs are to be is known by then, so that others are not kept
-    off the device meanwhile. Whoever is not content with a measurement calls the result again: only the race itself is run once
-    more.
+@dataclass
+class Ready:
+    """Two sides that have begun, to be measured as often as somebody wants. `beside`: what was measured is to be examined after
+    that, beside others; else that is part of measuring it.
+    """
 
-    Both raise CandidateFailure.
+    race: Race
+    trial: Trial
+    plan: TimingPlan
+
+    @property
+    def beside(self) -> bool:
+        """Whether both sides are ours."""
+        return self.race.together
+
+    def measured(self) -> Timed:
+        """One measurement, for which the device must be this one's alone. Whoever is not content with it asks again: only the race
+        itself is run once more. Raises CandidateFailure.
+        """
+        started = time.monotonic()
+        self.race = race = self.race.anew()
+        try:
+            found = measure(race, self.plan)
+        except ValueError as error:
+            raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
+        bound = roofline(Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us)
+        checks = [timing_state(found), *stability(found), bound]
+        if self.trial.device.type == "cuda":
+            checks += sync_checks(self.trial.child.call("look", slot=race.candidate.slot, sets=race.audit.sets))
+        timed = Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
+        return timed if self.beside else self.examined(timed)
+
+    def examined(self, timed: Timed) -> Timed:
+        """The last measurement with what can be asked beside others: were outputs of timed calls right, does the process's clock
+        tell the truth. Raises CandidateFailure.
+        """
+        if self.race.together:
+            self.race.look()
+        return replace(timed, checks=(*timed.checks, self.race.audit.check(), self._believed(timed)))
+
+    def heard_again(self, timed: Timed) -> Timed:
+        """What was examined, its clock compared anew: for a moment without others, who may have disturbed it."""
+        return replace(timed, checks=(*timed.checks[:-1], self._believed(timed)))
+
+    def _believed(self, timed: Timed) -> Check:
+        return _believed(self.race.candidate, timed.measurement.summary.b_us)
+
+
+def begun(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
+    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of this one, where both are ours),
+    and let both begin. What the outputs are to be is known by then, so that others are not kept off the device meanwhile.
+
+    Raises CandidateFailure.
     """
     fresh = replace(trial, samples={}, results={}, book={})
     for _ in range(2):
@@ -140,25 +207,10 @@ def prepared(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable
     other = replace(baseline, keep=True, most_calls=spinner.most_calls, inline=True)  # what is kept costs memory: both sides pay
     if baseline.child is trial.child:
         other.sets = audit.sets
-
     race = Race(other, spinner, audit)
     race.settle()
     _foresee(fresh)
-
-    def timed() -> Timed:
-        nonlocal race
-        race, started = race.anew(), time.monotonic()
-        try:
-            found = measure(race, plan)
-        except ValueError as error:
-            raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
-        bound = roofline(Work(0.0, 4, audit.output_bytes), ceiling(trial.device), found.summary.b_us)
-        checks = [race.audit.check(), _believed(spinner, found.summary.b_us), timing_state(found), *stability(found), bound]
-        if trial.device.type == "cuda":
-            checks += sync_checks(trial.child.call("look", slot="candidate", sets=audit.sets))
-        return Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
-
-    return timed
+    return Ready(race, fresh, plan)
 
 
 def _foresee(trial: Trial) -> None:
@@ -182,18 +234,27 @@ def _believed(spinner: ChildSpinner, cost_us: float) -> Check:
     return answer
 
 
-def _first_us(spinner: ChildSpinner) -> float:
+@dataclass(frozen=True)
+class _Settled:
+    """Microseconds of a side's first call, and of one of a few later ones, by its own clock and beside others."""
+
+    first_us: float
+    later_us: float
+
+
+def _settled(spinner: ChildSpinner) -> _Settled:
     first_us = spinner.spin(1).wall_s * 1e6
-    for _ in range(_WARM_CALLS):
-        spinner.spin(1)
-    return first_us
+    later = spinner.spin(min(_WARM_CALLS, spinner.most_calls))
+    return _Settled(first_us, later.claimed_us / later.calls)
 
 
-def _warm(spinner: ChildSpinner, first_us: float) -> Warm:
-    calls = 1
+def _warm(spinner: ChildSpinner, settled: _Settled) -> Warm:
+    """What a call costs, from a batch that is long enough: one request, where the guess was right."""
+    wanted_us = _WARM_QUEUED_US if spinner.queued else _WARM_US
+    calls = max(1, min(spinner.most_calls, math.ceil(_SPARE * wanted_us / max(settled.later_us, 0.1))))
     while True:
         spun = spinner.spin(calls)
         cost_us = spun.claimed_us / calls
-        if spun.claimed_us >= _WARM_US or 2 * calls > spinner.most_calls:
-            return Warm(first_us, cost_us, cost_us)
+        if spun.claimed_us >= wanted_us or 2 * calls > spinner.most_calls:
+            return Warm(settled.first_us, cost_us, cost_us)
         calls *= 2

@@ -37,6 +37,7 @@ __all__ = [
     "look",
     "queued_us",
     "sample_bucket",
+    "sync_ratio",
     "temperatures",
     "warm",
 ]
@@ -241,12 +242,20 @@ def look(run: Call, device: torch.device) -> Side:
     host_us = host_time_us(run, device)
     if device.type != "cuda":
         return Side(host_us)
+    ratio = sync_ratio(run, device)
+    return Side(host_us, device_time_us(run, device), ratio)
+
+
+def sync_ratio(run: Call, device: torch.device) -> float | None:
+    """Time until every stream is joined over the time between a call's own events; None on the CPU, which has no device clock."""
+    if device.type != "cuda":
+        return None
     ratio = math.inf
     for _ in range(_LOOKS):  # a process beside this one can only raise it, work on another stream is there every time
         ratio = min(ratio, _sync_ratio(run, device))
         if ratio < _SYNC_SURE:
             break
-    return Side(host_us, device_time_us(run, device), ratio)
+    return ratio
 
 
 def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:

@@ -251,12 +251,14 @@ def _time(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _look(session: Session, request: Request) -> dict[str, Any]:
-    """Host and device time of the two sides apart; with `slot` and `sets`, of that slot alone as side b, which has run before."""
-    if "slot" in request:
-        sides = {"b": Turns(session.slots[request["slot"]], session.ring(request))}
-    else:
-        sides = dict(zip("ab", session.warm_sides(), strict=True))
+    """Host and device time of the two sides apart. With `slot` and `sets`, of a slot that has run before, as side b: whether it
+    leaves work on streams that its own events do not wait for.
+    """
     with torch.no_grad():
+        if "slot" in request:
+            run = Turns(session.slots[request["slot"]], session.ring(request))
+            return {"b": {"sync_ratio": timing.sync_ratio(run, session.device)}}
+        sides = dict(zip("ab", session.warm_sides(), strict=True))
         return {name: asdict(timing.look(side, session.device)) for name, side in sides.items()}
 
 

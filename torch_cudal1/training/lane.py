@@ -25,7 +25,7 @@ import torch
 from torch_cudal1.errors import SandboxError, TargetError
 from torch_cudal1.judge.ahead import has_kernels
 from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
-from torch_cudal1.judge.brisk import prepared
+from torch_cudal1.judge.brisk import Ready, begun
 from torch_cudal1.judge.confirm import confirm
 from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.detectors import Detector
@@ -53,7 +53,7 @@ from torch_cudal1.training.terms import Terms
 
 __all__ = ["Lane", "Lap", "NoMemory"]
 
-Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Callable[[], Timed]]
+Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Ready]
 # They look at the process, and call the program a few times: on a CPU too little to disturb a race, and too long to hold one up. A
 # GPU takes turns between processes, and a single kernel of another one shows in a sample of a race.
 _BESIDE: frozenset[Detector] = frozenset((state_dict, env_diff, env_diff_calls, resource, isolation))
@@ -105,7 +105,7 @@ class _Watch:
 class Lane:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
-    def __init__(self, terms: Terms, clock: Clock = prepared) -> None:
+    def __init__(self, terms: Terms, clock: Clock = begun) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
         # Linux kills a child with the thread that started it, so these threads live as long as the lane.
@@ -243,13 +243,13 @@ class Lane:
         def race(one: Trial) -> Timed:
             side = self._baseline(one, bench, watch)
             with self._inside(self._gate.shared, watch, "inputs"):
-                run = self._clock(one, side, self.terms.plan)
+                ready = self._clock(one, side, self.terms.plan)
             for _ in range(_RACES):
                 with self._inside(self._gate.alone, watch, "timing"):
-                    found = run()
+                    found = ready.measured()
                 if isinstance(self._score(found), float):
                     break
-            return found
+            return self._examined(ready, found, watch) if ready.beside else found
 
         def afresh() -> Timed:
             with self._another(watch) as child, trial.elsewhere(child) as other:
@@ -261,6 +261,16 @@ class Lane:
             return failed
         score = self._score(timed)
         return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, _means(timed))
+
+    def _examined(self, ready: Ready, found: Timed, watch: _Watch) -> Timed:
+        """Beside others, and a clock that seems false once more without them."""
+        with self._inside(self._gate.shared, watch, "examination"):
+            timed = ready.examined(found)
+        failed = _failed(timed.checks)
+        if failed is not None and failed.name == "wall_slope":
+            with self._inside(self._gate.alone, watch, "timing"):
+                return ready.heard_again(timed)
+        return timed
 
     def _baseline(self, trial: Trial, bench: _Bench, watch: _Watch) -> ChildSpinner:
         """What the candidate is raced against: in the oracle's process, or beside a program of ours in its own."""

@@ -4,7 +4,7 @@
 
 Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
 ever measured, `DIR/landscape.json.gz` the tasks that are whole. With several GPUs of a kind, one process for each with `--part 1/4`
-and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then `--budget-s 0 --resume` with all their rows puts them together. It
+and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then `--join` with the DIRs of all puts them together, on any machine. It
 stops with a message where a reference cannot be judged, or nothing can be judged on this machine; what was measured before is kept.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,7 +30,8 @@ from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import OPS
-from torch_cudal1.training.landscape.packed import Landscape, write
+from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
+from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.lanes import fitting
@@ -43,6 +44,8 @@ from torch_cudal1.version import __version__
 
 __all__ = ["main"]
 
+LANDSCAPE = "landscape.json.gz"
+_MOMENTARY = ("gpu_state",)  # facts of the moment, which differ between two parts
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
 _TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
@@ -68,6 +71,8 @@ class _Told:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where something basic is wrong. The last line is JSON."""
     args = _parser().parse_args(argv)
+    if args.join:
+        return _join(args.join, args.out, args.device)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here; --device cpu measures the small set", file=sys.stderr)
@@ -94,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
     rows = rows_on_record(args.out)
     whole = complete(codec, tasks, rows)
-    write(args.out / "landscape.json.gz", Landscape(_facts(device, terms), whole))
+    write(args.out / LANDSCAPE, Landscape(_facts(device, terms), whole))
     outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
     seconds = time.monotonic() - began
     told: dict[str, Any] = {
@@ -106,6 +111,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     told |= {"lanes": lanes, "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes), "steps_s": steps}
     print(json.dumps(told | ({"problem": problem} if problem else {})))
     return 1 if problem else 0
+
+
+def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
+    """One landscape of the rows in several folders, which one kind of machine measured in one way; nothing is measured."""
+    try:
+        facts = [dict(read(part / LANDSCAPE).facts) for part in parts]
+    except LandscapeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for part, other in zip(parts, facts, strict=True):
+        if differ := [name for name in facts[0] if name not in _MOMENTARY and other.get(name) != facts[0][name]]:
+            print(
+                f"{part} differs from {parts[0]} in {', '.join(differ)}; join what was measured on one kind of machine",
+                file=sys.stderr,
+            )
+            return 1
+    split = load_split(device)
+    tasks = [task for turn in _in_turn(split) for task in turn]
+    rows: dict[str, list[Row]] = {}
+    for part in parts:
+        for task, found in rows_on_record(part).items():
+            rows.setdefault(task, []).extend(found)
+    out.mkdir(parents=True, exist_ok=True)
+    whole = complete(KslCodec(device), tasks, rows)
+    write(out / LANDSCAPE, Landscape(facts[0], whole))
+    outcomes = Counter(row.outcome for listed in whole.values() for row in listed)
+    print(json.dumps({"rows": sum(outcomes.values()), "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes)}))
+    return 0
 
 
 def _prepared(folder: Path, earlier: Sequence[Path]) -> str:
@@ -176,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--part", type=_part, default=(1, 1), metavar="N/M", help="the N-th of M parts of the tasks, for one of M GPUs"
     )
+    made.add_argument("--join", type=Path, nargs="+", default=[], metavar="DIR", help="put together what these folders hold")
     made.add_argument("--lanes", type=int, default=1, help="processes that judge at once")
     made.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
     made.add_argument("--only", nargs="*", default=[], metavar="FAMILY", help="these operations only")
