@@ -101,8 +101,8 @@ _PLAINS = {_CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"), _SOFT
 
 @dataclass(frozen=True)
 class Run:
-    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program; `batches`: programs
-    of each, and seconds since the start when it was done.
+    """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program; `batches`: how
+    many programs each had, and when it was done, in seconds since the start.
     """
 
     lanes: int

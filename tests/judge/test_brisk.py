@@ -94,17 +94,21 @@ def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -
 
 def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> None:
     class Told:
-        """A child that tells what a bucket's request does."""
+        """A child that tells what a request for pairs does."""
+
+        requests = 0
 
         def call(self, verb: str, **what: Any) -> dict[str, Any]:
             assert verb == "pairs"
-            time.sleep(1e-4)
+            self.requests += 1
+            time.sleep(1e-3)
             return {"pairs": [[12.0, 10.0]] * len(what["leads"]), "start": 7}
 
     child = Told()
     sampler, looks = race(Machine(12.0, child=child), Machine(10.0, child=child))
     plan = replace(TRAIN, pairs=2, side_us=20.0)
     assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
+    assert child.requests == 1, "all buckets at once: everybody waits meanwhile"
     assert not looks.kept
     sampler.look()
     assert len(looks.kept) == 2

@@ -34,8 +34,9 @@ __all__ = ["Race", "Ready", "begun"]
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
+_GROWN_CALLS = 8  # as many as batches of queued calls have: memory for what they keep is there before the race, to grow takes 20 ms
 _KEPT_BYTES = 1 << 30  # results of one batch: many lanes share the device's memory
-_WARM_US, _WARM_QUEUED_US = 1_000.0, 300.0  # a batch this long says what a call costs
+_WARM_US, _WARM_QUEUED_US = 1_000.0, 150.0  # a batch this long says what a call costs
 _SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
 _LAUNCH_US = 50.0  # of the host, which a queued race does not measure
@@ -44,8 +45,8 @@ _SLOPES = (1, 3, 5, 9)  # of each try; batches twice as long each time, as far a
 
 @dataclass
 class Race:
-    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one child, which takes a bucket at
-    one request. `audit` looks at outputs of timed calls.
+    """Two spinners as a `Sampler`, baseline first, each on its own process's clock, or slots of one child, which takes all buckets
+    at one request. `audit` looks at outputs of timed calls.
 
     Every batch keeps its outputs, so that none can be left out; which few are looked at is drawn here. `settled`: what `settle`
     learned of each side before the device was this race's alone.
@@ -59,6 +60,7 @@ class Race:
     warmed: tuple[Warm, Warm] | None = None
     settled: tuple[_Settled, _Settled] | None = None
     _bucket: int = 0
+    _ahead: Pairs = field(default_factory=list)
 
     @property
     def together(self) -> bool:
@@ -89,18 +91,17 @@ class Race:
         """Pairs of batches, A B B A or B A A B; of some buckets one output is judged, but where both sides are in one child, whose
         last outputs are judged after the race (`look`). Raises CandidateFailure.
         """
-        leads = leading(batch)
-        self.candidate.shift = self.audit.shift()
         if self.together:
-            return self._together(leads, batch)
-        pairs = self._apart(leads, batch)
+            return self._together(batch)
+        self.candidate.shift = self.audit.shift()
+        pairs = self._apart(leading(batch), batch)
         if self._bucket in self.looked:
             self._look()
         self._bucket += 1
         return pairs
 
     def look(self) -> None:
-        """Judge some outputs of the last bucket, which came after most calls. Raises CandidateFailure."""
+        """Judge some outputs of the last batch, which came after most calls. Raises CandidateFailure."""
         for _ in range(_LOOKS):
             self._look()
 
@@ -114,7 +115,15 @@ class Race:
             pairs.append((costs[0], costs[1]))
         return pairs
 
-    def _together(self, leads: Sequence[int], batch: Batch) -> Pairs:
+    def _together(self, batch: Batch) -> Pairs:
+        """A bucket of the pairs that one request has taken for all of them: everybody waits for each request."""
+        if len(self._ahead) < batch.pairs:
+            self.candidate.shift = self.audit.shift()
+            self._ahead = self._asked([lead for _ in range(BUCKETS) for lead in leading(batch)], batch)
+        pairs, self._ahead = self._ahead[: batch.pairs], self._ahead[batch.pairs :]
+        return pairs
+
+    def _asked(self, leads: Sequence[int], batch: Batch) -> Pairs:
         one = self.candidate
         calls = [min(count, one.most_calls) for count in batch.calls]
         begin = time.monotonic()
@@ -131,7 +140,7 @@ class Race:
         pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
         told_us = sum(a * calls[0] + b * calls[1] for a, b in pairs)
         if len(pairs) != len(leads) or not all(min(pair) > 0 for pair in pairs) or told_us > wall_us:
-            raise CandidateFailure("timing", f"{pairs} told of a request that took {wall_us:.0f} us", "wall_slope")
+            raise CandidateFailure("timing", f"{pairs[:BUCKETS]} told of a request that took {wall_us:.0f} us", "wall_slope")
         one.start, one.kept = int(answer["start"]), calls[1]
         return pairs
 
@@ -244,7 +253,7 @@ class _Settled:
 
 def _settled(spinner: ChildSpinner) -> _Settled:
     first_us = spinner.spin(1).wall_s * 1e6
-    later = spinner.spin(min(_WARM_CALLS, spinner.most_calls))
+    later = spinner.spin(min(_GROWN_CALLS if spinner.queued else _WARM_CALLS, spinner.most_calls))
     return _Settled(first_us, later.claimed_us / later.calls)
 
 

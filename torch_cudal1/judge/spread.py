@@ -49,7 +49,7 @@ def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) 
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
-    scales = _row_scales(results[2], floor, sway)
+    scales = _row_scales(results[2], floor, sway, all_finite=finite is None)
     squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)  # float64, own, candidate; own to the fourth
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
@@ -58,10 +58,11 @@ def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) 
         own2 = own.square()
         squares += torch.stack(((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum()))
         worst = torch.maximum(worst, torch.stack((_worst(own, scale), _worst(error, scale))))
-    scale_rms, own_rms, error_rms = (unit * math.sqrt(value / count) for value in squares[:3].tolist())
-    effective = _effective(count, float(squares[1]), float(squares[3]))
-    own_worst, error_worst = (unit * value for value in worst.tolist())
-    return Spread(count, scale_rms, own_rms, error_rms, own_worst, error_worst, effective)
+    # a device is asked once: each answer is waited for, and others may use it meanwhile
+    scale2, own_2, error_2, fourths, own_worst, error_worst = torch.cat((squares, worst)).tolist()
+    scale_rms, own_rms, error_rms = (unit * math.sqrt(value / count) for value in (scale2, own_2, error_2))
+    effective = _effective(count, own_2, fourths)
+    return Spread(count, scale_rms, own_rms, error_rms, unit * own_worst, unit * error_worst, effective)
 
 
 def _effective(count: int, squares: float, fourths: float) -> int:
@@ -101,25 +102,26 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 def _finite(results: Results) -> torch.Tensor | None:
     """Where all three are finite; None for everywhere."""
-    if all(map(all_finite, results)):
+    sums = torch.stack([tensor.sum().double() for tensor in results]).tolist()  # finite ones prove it without a mask
+    if all(math.isfinite(total) or all_finite(tensor) for total, tensor in zip(sums, results, strict=True)):
         return None
     candidate, baseline, exact = results
     return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
 
 
-def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None) -> torch.Tensor:
-    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short."""
+def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, all_finite: bool = False) -> torch.Tensor:
+    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `all_finite`: float64 is known to be."""
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
-    scales = _largest(exact.reshape(-1, width)).double()
+    scales = _largest(exact.reshape(-1, width), finite=all_finite).double()
     if sway is not None:
         scales = torch.maximum(scales, _largest(sway.reshape(-1, width)))
-    return torch.clamp_min(scales, max(floor * float(scales.max()), _NOTHING))
+    return torch.maximum(scales, (floor * scales.max()).clamp_min(_NOTHING))
 
 
-def _largest(rows: torch.Tensor) -> torch.Tensor:
+def _largest(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
     """The largest finite magnitude of each row."""
     scales: torch.Tensor = vector_norm(rows, math.inf, dim=1, keepdim=True)
-    if bool(scales.isfinite().all()):
+    if finite or bool(scales.isfinite().all()):
         return scales
     return rows.abs().nan_to_num_(nan=0.0, posinf=0.0).amax(1, keepdim=True)
 

@@ -31,7 +31,7 @@ from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import Outputs, RegionSubject, Result, Subject
 from torch_cudal1.judge.transport import write_payloads
 from torch_cudal1.program.model import TensorSpec
-from torch_cudal1.records import Candidate, Contract, Schedule
+from torch_cudal1.records import Candidate, Check, Contract, Schedule
 
 __all__ = ["Book", "Sample", "Trial"]
 
@@ -42,7 +42,8 @@ _COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
 class Sample:
     """One input set: the tensors in this process, and the reference's outputs (computed when first asked for).
 
-    `kept`: every candidate of the region meets this set, so what was computed for one stays for the next.
+    `kept`: every candidate of the region meets this set, so what was computed for one stays for the next; `findings`: what was
+    found of it and others of its kind that no candidate has a part in.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Sample:
     eager: Callable[[Sequence[torch.Tensor]], Result] = field(repr=False)
     oracle: Callable[[Sequence[torch.Tensor]], Outputs | Infeasible] = field(repr=False)
     kept: bool = False
+    findings: dict[tuple[str, ...], list[Check]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def reference(self) -> Result:
