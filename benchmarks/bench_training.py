@@ -71,13 +71,30 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured_in(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The machine of live results, where it was one for all of them. Raises ValueError where they differ."""
-    machines = [dict(one.get("machine", {})) for one in results]
-    if any(machine != machines[0] for machine in machines):
-        raise ValueError(f"results of several machines: {machines}; expected those of one")
-    found = dict(machines[0])
-    driver = found.pop("driver", "")
-    return found | ({"gpu_state": {"driver_version": driver}} if driver else {})
+    """The machine of live results. Arms are compared seed by seed, so that seeds may be of different GPUs: then each GPU's name has
+    its seeds behind it. Raises ValueError where one seed is of several machines, or versions differ.
+    """
+    machines: dict[int, dict[str, Any]] = {}
+    for one in results:
+        here = dict(one.get("machine", {}))
+        if machines.setdefault(one["seed"], here) != here:
+            raise ValueError(
+                f"seed {one['seed']} was measured on several machines: {machines[one['seed']]} and {here}; expected one"
+            )
+    by_gpu: dict[str, list[int]] = {}
+    for seed, machine in sorted(machines.items()):
+        by_gpu.setdefault(machine.get("gpu", ""), []).append(seed)
+    first, *others = [{k: v for k, v in machine.items() if k not in ("gpu", "driver")} for machine in machines.values()]
+    if any(other != first for other in others):
+        raise ValueError(f"results of several versions: {list(machines.values())}; expected those of one")
+    drivers = sorted({driver for machine in machines.values() if (driver := machine.get("driver", ""))})
+    gpus = [gpu if len(by_gpu) == 1 else f"{gpu} ({_seeds(seeds)})" for gpu, seeds in by_gpu.items() if gpu]
+    found = first | ({"gpu": ", ".join(gpus)} if gpus else {})
+    return found | ({"gpu_state": {"driver_version": ", ".join(drivers)}} if drivers else {})
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:

@@ -20,16 +20,26 @@ _OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "compile", "run", "hack", "unst
 
 
 def evaluated(found: Mapping[str, Any]) -> list[str]:
-    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart."""
+    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart. Spare processes are still
+    started during the batches after the first; the last one has none of that.
+    """
     lines = [
-        "| lanes | programs are | judged | new programs a second | outcomes | seconds a program, by step |",
-        "|---|---|---|---|---|---|",
+        "| lanes | programs are | judged | new programs a second | in the last batch | outcomes | seconds a program, by step |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(row["outcomes"].items()))
         steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in list(row["seconds"].items())[:8])
-        lines.append(f"| {row['lanes']} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {outcomes} | {steps} |")
+        last = _last_rate(row.get("batches", []))
+        lines.append(f"| {row['lanes']} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {last} | {outcomes} | {steps} |")
     return [*lines, "", f"The goal on one H200 is {found['goal']:g} a second."]
+
+
+def _last_rate(batches: Sequence[Sequence[float]]) -> str:
+    if len(batches) < 2:
+        return "-"
+    (_, before_s), (programs, done_s) = batches[-2:]
+    return f"{programs / (done_s - before_s):.2f}"
 
 
 def experiment(found: Mapping[str, Any]) -> list[str]:

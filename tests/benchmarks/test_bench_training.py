@@ -111,7 +111,36 @@ def test_a_rate_is_shown_with_what_it_counts() -> None:
         "outcomes": {"ok": 60, "wrong": 30},
         "seconds": {"timing": 0.08},
     }
-    assert "| 8 | own | 90 | 9.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+    assert "| 8 | own | 90 | 9.50 | - | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+    row["batches"] = [[8, 30.0], [40, 36.0], [42, 40.0]]
+    assert "| 8 | own | 90 | 9.50 | 10.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated({"rows": [row], "goal": 10.0})
+
+
+def test_seeds_may_be_of_different_gpus_and_a_seed_may_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, out = told(tmp_path)
+    data, file = json.loads(out.read_text()), tmp_path / "results.json"
+    gpus = ("NVIDIA H100", "NVIDIA H200")
+
+    def saved(**changes: str) -> int:
+        for one in data["results"]:
+            one["machine"] = {"gpu": gpus[one["seed"]], "driver": "580.1", "torch": "2.13.0"} | changes
+        out.write_text(json.dumps(data))
+        return main(["--plan", str(plan), "--told", str(out), "--out", str(file)])
+
+    assert saved() == 0
+    assert load(file)["environment"]["gpu"] == "NVIDIA H100 (seed 0), NVIDIA H200 (seed 1)"
+    assert load(file)["environment"]["gpu_state"] == {"driver_version": "580.1"}
+    assert saved(gpu="NVIDIA H200") == 0
+    assert load(file)["environment"]["gpu"] == "NVIDIA H200"
+    data["results"][0]["machine"]["gpu"] = "NVIDIA A100"
+    out.write_text(json.dumps(data))
+    assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1
+    assert "several machines" in capsys.readouterr().err
+    for one in data["results"]:
+        one["machine"] = {"gpu": "NVIDIA H200", "torch": f"2.{one['seed']}"}
+    out.write_text(json.dumps(data))
+    assert main(["--plan", str(plan), "--told", str(out), "--out", str(file)]) == 1
+    assert "several versions" in capsys.readouterr().err
 
 
 def test_the_landscape_of_the_package_has_a_line_for_each_operation() -> None:

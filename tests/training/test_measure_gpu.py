@@ -45,9 +45,15 @@ class ModelNew(torch.nn.Module):
 """
 
 
+@pytest.fixture(scope="session")
+def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all test processes on this GPU, so that none of these tests validates while another one times."""
+    return tmp_path_factory.getbasetemp().parent / "locks-of-the-gpu"
+
+
 @pytest.fixture(scope="module")
-def terms(tmp_path_factory: pytest.TempPathFactory) -> Terms:
-    return Terms(Settings(), Contract(), torch.device("cuda"), tmp_path_factory.mktemp("locks"))
+def terms(locks: Path) -> Terms:
+    return Terms(Settings(), Contract(), torch.device("cuda"), locks)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +93,8 @@ def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
     assert found.score is None or found.score > 2
 
 
-def test_programs_of_templates_share_processes(tmp_path: Path) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+def test_programs_of_templates_share_processes(locks: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     stream = programs(_CHAIN, "cuda", WIDTH)
     with JudgeEvaluator(own) as evaluator:
         found = evaluator.measure(TASK, [next(stream) for _ in range(6)])
@@ -98,8 +104,8 @@ def test_programs_of_templates_share_processes(tmp_path: Path) -> None:
         assert evaluator._lane._kept[1] >= 3, "after the fifth program one process had served most of them"
 
 
-def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(tmp_path: Path) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     text = next(programs(_CHAIN, "cuda", WIDTH)).source
     forward = "def forward(self, given):\n"
     slow = "import time\n" + text.replace(forward, f"{forward}        time.sleep(2e-4)\n")
@@ -111,8 +117,8 @@ def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
-def test_cheats_among_programs_of_ours_are_refused_too(tmp_path: Path, text: str) -> None:
-    own = Terms(Settings(), Contract(), torch.device("cuda"), tmp_path, trust="own")
+def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     with JudgeEvaluator(own) as evaluator:
         (found,) = evaluator.measure(TASK, [program("cheat", text)])
     assert found.outcome in ("hack", "wrong", "run"), found

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from torch_cudal1.errors import SettingError
-from torch_cudal1.judge.gpu_state import gpu_state
 from torch_cudal1.machine import target_for
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
@@ -146,8 +145,7 @@ def _measuring(ground: Ground, terms: Terms, folder: Path) -> Iterator[Evaluator
 def _machine(device: torch.device) -> dict[str, str]:
     """What numbers are worth nothing without."""
     here = target_for(device)
-    driver = str(gpu_state(device).get("driver_version", "")) if device.type == "cuda" else ""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    gpu, driver = (torch.cuda.get_device_name(device), here.driver) if device.type == "cuda" else ("", "")
     versions = {"torch": here.torch, "triton": here.triton, "python": platform.python_version(), "package": __version__}
     return {"gpu": gpu, "driver": driver, **versions}
 
