@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.judge.detectors import environment
 from torch_cudal1.judge.detectors.environment import env_diff, env_diff_calls
 from torch_cudal1.judge.detectors.values import numerics
+from torch_cudal1.judge.identities import digests
 from torch_cudal1.judge.surroundings import surroundings
 
 IN_FORWARD = "torch.manual_seed(1)"
@@ -150,10 +152,47 @@ def test_two_looks_at_an_idle_process_are_equal() -> None:
     assert len(first["identities"]["torch"]) > 1000
 
 
-@pytest.mark.parametrize("group", ["flags", "process", "interpreter", "environment", "modules", "identities"])
+@pytest.mark.parametrize("group", ["flags", "process", "interpreter", "environment"])
 def test_a_changed_value_of_each_group_is_a_change(group: str) -> None:
     before = surroundings(torch.device("cpu"))
     after = copy.deepcopy(before)
-    name = next(iter(after[group]))
-    after[group][name] = {**after[group][name], next(iter(after[group][name])): [1]} if group == "identities" else "other"
+    after[group][next(iter(after[group]))] = "other"
     assert len(list(environment._changes(before, after))) == 1
+
+
+@pytest.mark.parametrize("group", ["modules", "identities"])
+def test_another_object_behind_a_name_is_a_change_and_so_is_one_that_was_put_back(group: str) -> None:
+    before = surroundings(torch.device("cpu"))
+    after = copy.deepcopy(before)
+    name = next(iter(after[group]))
+    after[group][name] = {**after[group][name], next(iter(after[group][name])): [1]} if group == "identities" else 1
+    after["digests"][group] = "other"
+    assert len(environment._replacements(before, after)) == 1
+    assert environment._replacements(before, before) == ["what stands behind a name, and put it back when it was asked for"]
+
+
+def test_digests_say_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = surroundings(torch.device("cpu"))
+    assert surroundings(torch.device("cpu"), tables=False) == {
+        k: v for k, v in before.items() if k not in ("modules", "identities")
+    }
+    cases = {
+        "a function": (torch, "allclose", lambda *a, **k: True),
+        "its defaults": (torch.testing.assert_close, "__kwdefaults__", {"rtol": 1.0}),
+        "its code": (torch.testing.assert_close, "__code__", (lambda *a, **k: None).__code__),
+        "a name of a base class": (torch.nn.Linear, "__call__", print),
+        "a name of Python's": (torch, "sorted", print),
+    }
+    for what, (owner, name, value) in cases.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value, raising=False)
+            now = surroundings(torch.device("cpu"))
+        assert now["digests"]["identities"] != before["digests"]["identities"], what
+        assert now["identities"] != before["identities"], what
+        assert now["digests"]["modules"] == before["digests"]["modules"]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "a_new_one", sys)
+        assert digests() == before["digests"], "modules may be added"
+        patched.setitem(sys.modules, "json", sys)
+        assert digests()["modules"] != before["digests"]["modules"]
+    assert digests() == before["digests"]

@@ -2,23 +2,26 @@
 
 Everything that is read is taken hold of when this module is imported, before any source is loaded, so that a name patched later
 is seen and not used. The objects themselves are kept alive: an identity that is free again could be given to an impostor. It
-compares nothing; numbers go to the parent. Code in the same process can still write into these closures (through `gc`, frames or
-ctypes) or put everything back before each look: what such code does to results is for the parent's own comparisons to find.
+compares nothing; numbers go to the parent, or a digest of them, which is enough while all is as it was. Code in the same process
+can still write into these closures (through `gc`, frames or ctypes) or put everything back before each look: what such code does to
+results is for the parent's own comparisons to find.
 """
 
 from __future__ import annotations
 
 import builtins
+import hashlib
 import inspect
 import sys
+from array import array
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.testing
 
-__all__ = ["identities", "modules"]
+__all__ = ["digests", "identities", "modules"]
 
 _WATCHED = (
     *("__main__", "builtins", "time", "os", "json", "struct", "socket", "signal", "threading", "random", "gc", "ctypes", "hashlib"),
@@ -31,6 +34,7 @@ _OWN = "torch_cudal1."
 _HARMLESS = frozenset(("__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "_", "__warningregistry__"))
 _CLASSES = (torch.Tensor, torch._C.TensorBase, torch.nn.Parameter, torch.Generator, torch.UntypedStorage)
 _kept: list[Any] = []
+Table: TypeAlias = dict[str, dict[str, list[int]]]
 
 
 def modules() -> dict[str, int]:
@@ -73,18 +77,20 @@ def _hidden_by(owner: Any) -> frozenset[str]:
     return frozenset(name for base in bases for name in vars(base) if name not in _HARMLESS)
 
 
-def _looker() -> Callable[[], dict[str, dict[str, list[int]]]]:
-    """A function that looks at the owners there are now, with built-ins taken hold of now."""
-    owners = list(_owners())
+def _looker() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
+    """Two functions that look at the owners and modules there are now, with built-ins taken hold of now: all identities, and
+    digests of them and of the modules', which are quicker made, sent and compared.
+    """
+    owners = list(dict(_owners()).items())
     _kept.extend(value for _, owner in owners for _, value in _members(owner))
     _kept.extend(value.__code__ for value in list(_kept) if isinstance(value, FunctionType))
-    identity, kind_of, function, read = id, type, FunctionType, vars
+    identity, kind_of, function, read, numbers, sha = id, type, FunctionType, vars, array, hashlib.sha256
     names = {label: [name for name, _ in _members(owner)] for label, owner in owners}
-    known = {label: frozenset(vars(owner)) for label, owner in owners}
-    hidden = {label: _hidden_by(owner) for label, owner in owners}
+    hiding = {label: _hidden_by(owner) - vars(owner).keys() for label, owner in owners}  # no member has such a name now
+    loaded, table_of_modules = list(sys.modules), sys.modules
 
-    def look() -> dict[str, dict[str, list[int]]]:
-        seen: dict[str, dict[str, list[int]]] = {}
+    def look() -> Table:
+        seen: Table = {}
         for label, owner in owners:
             held = read(owner)
             now = seen[label] = {}
@@ -93,21 +99,45 @@ def _looker() -> Callable[[], dict[str, dict[str, list[int]]]]:
                 now[name] = [identity(value)]
                 if kind_of(value) is function:
                     now[name] += [identity(value.__code__), identity(value.__defaults__), identity(value.__kwdefaults__)]
-            for name in (hidden[label] & held.keys()) - known[label]:
+            for name in hiding[label] & held.keys():
                 now[f"+{name}"] = [identity(held[name])]
         return seen
 
-    return look
+    def glance() -> dict[str, str]:
+        found: list[int] = []
+        for label, owner in owners:
+            held = read(owner)
+            for name in names[label]:
+                value = held.get(name)
+                found.append(identity(value))
+                if kind_of(value) is function:
+                    found += (identity(value.__code__), identity(value.__defaults__), identity(value.__kwdefaults__))
+            if not hiding[label].isdisjoint(held):
+                found += (identity(held[name]) for name in hiding[label] if name in held)
+        of_modules = [identity(table_of_modules.get(name)) for name in loaded]
+        return {"identities": sha(numbers("Q", found)).hexdigest(), "modules": sha(numbers("Q", of_modules)).hexdigest()}
+
+    return look, glance
 
 
-_look: list[Callable[[], dict[str, dict[str, list[int]]]]] = []
+_looks: list[tuple[Callable[[], Table], Callable[[], dict[str, str]]]] = []
 
 
-def identities() -> dict[str, dict[str, list[int]]]:
+def _fixed() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
+    if not _looks:
+        _looks.append(_looker())
+    return _looks[0]
+
+
+def identities() -> Table:
     """Owner -> name -> identity of the object, and for a Python function of its code and defaults.
 
-    The first call fixes what is looked at; "+name" is a name that came later and hides one of a base class or of Python's own.
+    The first call of this or of `digests` fixes what is looked at; "+name" is a name that came later and hides one of a base class
+    or of Python's own.
     """
-    if not _look:
-        _look.append(_looker())
-    return _look[0]()
+    return _fixed()[0]()
+
+
+def digests() -> dict[str, str]:
+    """Of all `identities`, and of which object is which module among those that were there at the first call."""
+    return _fixed()[1]()

@@ -48,10 +48,10 @@ _list, _read, _frames = os.listdir, Path.read_text, sys._current_frames
 
 
 def _surroundings(session: Session, request: Request) -> Answer:
-    """What is global in this process now. `stir`: a seed for all global generators first."""
+    """What is global in this process now. `stir`: a seed for all global generators first. `tables`: with all identities."""
     if "stir" in request:
         stir(int(request["stir"]))
-    return {"surroundings": surroundings(session.device)}
+    return {"surroundings": surroundings(session.device, tables=bool(request.get("tables")))}
 
 
 def _forget(session: Session, request: Request) -> Answer:

@@ -28,7 +28,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from torch_cudal1.judge.identities import identities, modules
+from torch_cudal1.judge.identities import digests, identities, modules
 from torch_cudal1.settings import process_environment
 
 __all__ = ["stir", "surroundings"]
@@ -89,9 +89,11 @@ def stir(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Name -> JSON value, in groups. `device`: where the precision of a product is tried."""
-    return {
+def surroundings(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
+    """Name -> JSON value, in groups. `device`: where the precision of a product is tried. `tables`: with the thousands of
+    identities of modules and of what they hold, of which the digests say whether anything is other than before.
+    """
+    found = {
         "flags": {"product": _product(device)} | _flags(),  # in this order: the product starts CUDA, which has flags of its own
         "random": _random_states(),
         "process": _process(),
@@ -99,9 +101,9 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         "hints": _hints(),
         "compilers": _compilers(),
         "environment": process_environment(),
-        "modules": modules(),
-        "identities": identities(),
+        "digests": digests(),
     }
+    return found | ({"modules": modules(), "identities": identities()} if tables else {})
 
 
 def _flags() -> dict[str, str]:

@@ -3,6 +3,8 @@
 The child only reports values (`surroundings`); here they are compared with those it reported before it had seen a byte of the
 candidate. Code that restores everything before each look, or lies for the child, is not seen here: its results are still compared
 in this process, and its time is taken by this process's clock.
+
+What stands behind thousands of names comes as a digest, and whole when that is another than before.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from torch_cudal1.records import Check
 
 __all__ = ["env_diff", "env_diff_calls"]
 
-_GROUPS = ("flags", "process", "interpreter", "environment", "compilers", "identities", "modules")
+_GROUPS = ("flags", "process", "interpreter", "environment", "compilers")
+_TABLES = ("identities", "modules")
 _SLOT = "env_diff"
 _DELETED_BYTES = 1 << 30  # a second instance of a larger module is not made only to be deleted
 _SHOWN = 4
@@ -30,7 +33,7 @@ _DYNAMO_WRAPS = frozenset((("torch.nn.modules.module.Module", "__init__"), ("tor
 
 def env_diff(trial: Trial) -> list[Check]:
     """Import and construction: nothing global is other than before the candidate came."""
-    return [_check(trial.child.surroundings, _look(trial.child), "import and construction")]
+    return [_check(trial.child, _look(trial.child), "import and construction")]
 
 
 def env_diff_calls(trial: Trial) -> list[Check]:
@@ -40,26 +43,30 @@ def env_diff_calls(trial: Trial) -> list[Check]:
     before = _look(trial.child, stir=secrets.randbits(32))
     trial.run(sample)
     after = _look(trial.child)
-    checks = [_check(trial.child.surroundings, after, "calls", _random(trial, sample, before, after))]
+    checks = [_check(trial.child, after, "calls", _random(trial, sample, before, after))]
     if not checks[0].passed or sum(spec.size_bytes for spec in trial.subject.specs) > _DELETED_BYTES:
         return checks
     trial.load(_SLOT, trial.candidate)
     trial.call_slot(_SLOT, sample.name)
     trial.child.call("forget", slot=_SLOT)
-    return [*checks, _check(trial.child.surroundings, _look(trial.child), "deletion")]
+    return [*checks, _check(trial.child, _look(trial.child), "deletion")]
 
 
-def _look(child: Child, *, stir: int | None = None) -> Mapping[str, Any]:
-    asked: dict[str, Any] = {} if stir is None else {"stir": stir}
+def _look(child: Child, *, stir: int | None = None, tables: bool = False) -> Mapping[str, Any]:
+    asked: dict[str, Any] = {"tables": tables} | ({} if stir is None else {"stir": stir})
     found = child.call("surroundings", **asked).get("surroundings")
-    if not isinstance(found, dict) or any(not isinstance(found.get(group), dict) for group in (*_GROUPS, "random", "hints")):
+    groups = (*_GROUPS, "random", "hints", "digests", *(_TABLES if tables else ()))
+    if not isinstance(found, dict) or any(not isinstance(found.get(group), dict) for group in groups):
         raise CandidateFailure("surroundings", "an answer without the groups of values that were asked for", "protocol")
     return found
 
 
-def _check(before: Mapping[str, Any], after: Mapping[str, Any], stage: str, more: tuple[str, ...] = ()) -> Check:
+def _check(child: Child, after: Mapping[str, Any], stage: str, more: tuple[str, ...] = ()) -> Check:
+    before = child.surroundings
     changed = [*_changes(before, after), *more]
-    compared = sum(len(before[group]) for group in _GROUPS)
+    if after["digests"] != before["digests"]:
+        changed += _replacements(before, _look(child, tables=True))
+    compared = sum(len(before[group]) for group in (*_GROUPS, *_TABLES))
     if changed:
         shown = "; ".join(changed[:_SHOWN]) + (f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else "")
         return Check("env_diff", False, float(len(changed)), 0.0, f"{stage} changed {shown}")
@@ -75,10 +82,16 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
             if old != new and not (old is None and group == "flags"):  # a flag that came with CUDA's start has no earlier value
                 yield f"{name} from {str(old)[:60]} to {str(new)[:60]}"
     yield from _environment(before["environment"], after["environment"])
-    for name, identity in before["modules"].items():
-        if after["modules"].get(name) != identity:
-            yield f"sys.modules[{name!r}]"
-    yield from _replaced(before["identities"], after["identities"])
+
+
+def _replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names behind which another object stands, when a digest has said that there are some; one whose owner put it back meanwhile
+    is none of those that are allowed.
+    """
+    found = [f"sys.modules[{name!r}]" for name, identity in before["modules"].items() if after["modules"].get(name) != identity]
+    found += _replaced(before["identities"], after["identities"])
+    restored = after["digests"] == before["digests"]
+    return found or (["what stands behind a name, and put it back when it was asked for"] if restored else [])
 
 
 def _environment(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
