@@ -20,7 +20,7 @@ from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
 from torch_cudal1.judge.profiles import TimingPlan
-from torch_cudal1.judge.sandbox import Child
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.statistics import summarise
 from torch_cudal1.judge.timed import Timed, stability
 from torch_cudal1.judge.trial import Trial
@@ -498,6 +498,29 @@ def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_an
         pid = lane._kept[0].pid
         assert lane.measure(TASK, program("p", text)).measured.outcome == outcome
         assert (lane._kept is not None and lane._kept[0].pid == pid) is kept
+
+
+def test_a_process_that_cannot_give_its_memory_back_is_ended(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept:
+        def __init__(self, *, fails: bool) -> None:
+            self.fails, self.asked, self.closed = fails, list[Any](), False
+
+        def call(self, verb: str, **what: Any) -> dict[str, Any]:
+            self.asked.append((verb, what))
+            if self.fails:
+                raise CandidateFailure(verb, "an illegal memory access was encountered", verb)
+            return {}
+
+        def close(self) -> None:
+            self.closed = True
+
+    healthy, broken = Kept(fails=False), Kept(fails=True)
+    monkeypatch.setattr(lane, "_kept", (healthy, 3))
+    monkeypatch.setattr(lane, "_second", broken)
+    lane._empty_kept()
+    assert healthy.asked == broken.asked == [("clear", {})]
+    assert (lane._kept, lane._second) == ((healthy, 3), None)
+    assert (healthy.closed, broken.closed) == (False, True)
 
 
 def test_a_lane_holds_the_inputs_of_one_reference_at_a_time(lane: Lane) -> None:

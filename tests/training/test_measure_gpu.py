@@ -122,3 +122,21 @@ def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -
     with JudgeEvaluator(own) as evaluator:
         (found,) = evaluator.measure(TASK, [program("cheat", text)])
     assert found.outcome in ("hack", "wrong", "run"), found
+
+
+def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(locks: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    left = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
+    with JudgeEvaluator(own) as evaluator:
+        right, found = evaluator.measure(TASK, [next(programs(_CHAIN, "cuda", WIDTH)), program("left", left)])
+        lane = evaluator._lane
+        assert right.outcome == "ok", right
+        assert found.outcome == "wrong", found
+        assert "NaN or infinity differs" in found.detail, "its memory held no result of the program before"
+        assert lane is not None
+        assert lane._kept is not None
+        kept_bytes = [lane._kept[0].call("usage")["usage"]["gpu_used_bytes"]]
+        lane._empty_kept()
+        assert lane._kept is not None
+        kept_bytes.append(lane._kept[0].call("usage")["usage"]["gpu_used_bytes"])
+    assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, "memory stays with the process until another reference comes"

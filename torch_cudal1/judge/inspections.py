@@ -35,7 +35,7 @@ from torch_cudal1.program.model import Alloc, Call, Launch, Program
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker import Session
 
-__all__ = ["VERBS"]
+__all__ = ["VERBS", "fill_free_blocks"]
 
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -79,15 +79,17 @@ def _poisoned(session: Session, request: Request) -> Answer:
 def _filled(byte: int, device: torch.device) -> Iterator[bool]:
     """Yields whether fresh memory really holds the byte."""
     if device.type == "cuda":
-        _fill_free_blocks(byte, device)
+        fill_free_blocks(byte, device)
         yield True
         return
     with heap.filled(byte) as done:
         yield done
 
 
-def _fill_free_blocks(byte: int, device: torch.device) -> None:
-    """Take every block that PyTorch's allocator has ready, largest first so that each finds its own, fill it and give it back."""
+def fill_free_blocks(byte: int, device: torch.device) -> None:
+    """Take every block that PyTorch's allocator has ready for the default stream, largest first so that each finds its own, fill it
+    and give it back.
+    """
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
     sizes = [

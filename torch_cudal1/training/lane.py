@@ -175,6 +175,7 @@ class Lane:
     ) -> tuple[float, tuple[float, ...]] | Check:
         """After this process ran out of the GPU's memory: with all of it given back. Raises NoMemory if it is not enough."""
         self._dismiss()
+        self._empty_kept()
         gc.collect()
         torch.cuda.empty_cache()
         try:
@@ -347,6 +348,8 @@ class Lane:
 
     def _leave(self) -> None:
         """Give back what belongs to the reference that was measured last: input sets of one are large, here and in the oracle."""
+        if self.terms.device.type == "cuda":
+            self._empty_kept()
         bench = self._benches.get(self._at)
         if bench is None or self._oracle is None:
             return
@@ -359,6 +362,13 @@ class Lane:
             bench.baselines = None
         if self.terms.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _empty_kept(self) -> None:
+        """Have the processes that are lent again give back the memory that they keep from program to program of one reference."""
+        if self._kept is not None and not _cleared(self._kept[0]):
+            self._kept = None
+        if self._second is not None and not _cleared(self._second):
+            self._second = None
 
     def _dismiss(self) -> None:
         if self._oracle is not None:
@@ -387,7 +397,7 @@ class Lane:
         try:
             yield child
             if self.terms.trust == "own":
-                child.call("clear")
+                child.call("clear", kept=True)
                 self._second = child
         finally:
             if self._second is not child:
@@ -409,7 +419,7 @@ class Lane:
             try:
                 if failed in ("compile", "run"):
                     child.call("surroundings")  # a product: it fails where a kernel has taken the GPU's context with it
-                child.call("clear")
+                child.call("clear", kept=True)
             except CandidateFailure:
                 pass
             else:
@@ -422,6 +432,16 @@ class Lane:
         if self._nursery is None and self.terms.forked:
             self._nursery = Nursery(("triton",) if self.terms.device.type == "cuda" else ())
         return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery, shared_bytes=_ARENA_BYTES)
+
+
+def _cleared(child: Child) -> bool:
+    """Whether a process could be made as new; it is ended where it could not."""
+    try:
+        child.call("clear")
+    except CandidateFailure:
+        child.close()
+        return False
+    return True
 
 
 def _means(timed: Timed) -> tuple[float, ...]:
