@@ -2,8 +2,9 @@
 
 Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them wrong; none is measured twice.
 A run is a number of lanes and a trust: "foreign", a process for each program, as for a language model's; "own", processes used
-again, as for programs that templates render. The rate counts from the end of the first batch, when all processes are up. A run in
-whose first batch nothing is right ends the benchmark: its figures would say nothing.
+again, as for programs that templates render. The rate counts from the end of the second batch, when all processes are up: those of
+each lane start during the first, its spare one during the second. A run in whose first batch nothing is right ends the benchmark:
+its figures would say nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch_cudal1.training.terms import Terms
 __all__ = ["Run", "main", "measured", "programs"]
 
 _GOAL = 10.0  # new programs a second, on one H200
+_WARM_UP = 2  # batches in which processes start
 _REFERENCE = """import torch
 
 
@@ -138,11 +140,11 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
     tasks = [TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1])) for name in _BODIES]
     block = 1 << (shape[1] - 1).bit_length()
     streams = [programs(task.id, terms.device.type, block) for task in tasks]
-    outcomes, details, batches, asked, first, first_s = Counter[str](), list[str](), list[tuple[int, float]](), 0, 0, 0.0
+    outcomes, details, batches = Counter[str](), list[str](), list[tuple[int, float]]()
     begin = time.monotonic()
     with JudgeEvaluator(terms, lanes=lanes) as evaluator:
-        while not asked or time.monotonic() - begin < budget_s:
-            each = 4 * lanes if first_s else -(-lanes // 2)  # the first ones wait for processes to start
+        while not batches or time.monotonic() - begin < budget_s:
+            each = 4 * lanes if batches else -(-lanes // 2)  # the first ones wait for processes to start
             batch = [(task, list(islice(stream, each))) for task, stream in zip(tasks, streams, strict=True)]
             try:
                 found = [one for answers in evaluator.measure_all(batch) for one in answers]
@@ -151,16 +153,22 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
                 break
             outcomes.update(one.outcome for one in found)
             details += [f"{one.outcome}: {one.detail}" for one in found if _should_be_right(one) and one.outcome != "ok"]
-            asked += len(found)
             batches.append((len(found), round(time.monotonic() - begin, 2)))
-            if not first_s:
-                first, first_s = len(found), time.monotonic() - begin
-                if not _right(outcomes):
-                    break
+            if not _right(outcomes):
+                break
         wall_s = time.monotonic() - begin
+        asked = sum(programs for programs, _ in batches)
         seconds = {name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()}
-    rate = (asked - first) / (wall_s - first_s) if asked > first else asked / wall_s
-    return Run(lanes, terms.trust, asked, wall_s, first_s, rate, dict(outcomes), seconds, batches, details[-8:])
+    first_s = batches[0][1] if batches else wall_s
+    return Run(lanes, terms.trust, asked, wall_s, first_s, _rate(batches), dict(outcomes), seconds, batches, details[-8:])
+
+
+def _rate(batches: Sequence[tuple[int, float]]) -> float:
+    """Programs a second after the batches in which processes start, as far as there are others."""
+    warm = batches[: min(_WARM_UP, len(batches) - 1)]
+    begin_s = warm[-1][1] if warm else 0.0
+    counted = batches[len(warm) :]
+    return sum(programs for programs, _ in counted) / (counted[-1][1] - begin_s) if counted else 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
