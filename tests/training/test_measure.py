@@ -91,6 +91,12 @@ def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
         yield made
 
 
+def templates_are_ours(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = replace(lane.terms, trust="own")
+    monkeypatch.setattr(lane, "terms", own)
+    monkeypatch.setattr(lane._processes, "_terms", own)
+
+
 def measured(lane: Lane, text: str, *speedups: float, best: float | None = None) -> Measured:
     lane._clock = Clock(*speedups)
     return lane.measure(TASK, program("p", text), best).measured
@@ -162,7 +168,7 @@ def test_the_real_clock_times_a_real_program(lane: Lane) -> None:
 def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_there(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    templates_are_ours(lane, monkeypatch)
     lane._clock = begun
     # `pairs` reads one clock for both sides, so that 20 times the work is seen on any machine
     slow = source(before="for _ in range(60): torch.relu(x).mul_(2).add_(1)")
@@ -173,7 +179,7 @@ def test_a_program_of_ours_is_raced_in_its_own_process_against_the_reference_the
 
 
 def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    templates_are_ours(lane, monkeypatch)
     lane._clock = begun
     real = Child.call
 
@@ -188,7 +194,7 @@ def test_what_a_bucket_tells_of_more_time_than_it_took_is_refused(lane: Lane, mo
 
 
 def test_a_surprise_of_ours_goes_to_one_other_process_again_and_again(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    templates_are_ours(lane, monkeypatch)
     lane._clock = clock = Clock(9.0, 9.0, 9.0, 9.0)
     for _ in range(2):
         assert lane.measure(TASK, program("p", source())).measured.score == 9.0
@@ -488,16 +494,17 @@ OWN = "torch.relu(x) * 2 + 1"
 def test_a_program_of_ours_that_fails_in_order_leaves_its_process_to_the_next_and_a_cheat_does_not(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "terms", replace(lane.terms, trust="own"))
+    templates_are_ours(lane, monkeypatch)
     lane._clock = Clock(1.5, 1.5, 1.5)
     cheat = source(OWN, before="torch.manual_seed(0)")
     cases = ((source("x.no_such_thing()"), "run", True), (source("torch.relu(x)"), "wrong", True), (cheat, "hack", False))
     for text, outcome, kept in cases:
         assert lane.measure(TASK, program("right", source(OWN))).measured.outcome == "ok"
-        assert lane._kept is not None
-        pid = lane._kept[0].pid
+        assert lane._processes.kept is not None
+        pid = lane._processes.kept.pid
         assert lane.measure(TASK, program("p", text)).measured.outcome == outcome
-        assert (lane._kept is not None and lane._kept[0].pid == pid) is kept
+        left = lane._processes.kept
+        assert (left is not None and left.pid == pid) is kept
 
 
 def test_a_process_that_cannot_give_its_memory_back_is_ended(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,11 +522,11 @@ def test_a_process_that_cannot_give_its_memory_back_is_ended(lane: Lane, monkeyp
             self.closed = True
 
     healthy, broken = Kept(fails=False), Kept(fails=True)
-    monkeypatch.setattr(lane, "_kept", (healthy, 3))
-    monkeypatch.setattr(lane, "_second", broken)
-    lane._empty_kept()
+    monkeypatch.setattr(lane._processes, "kept", healthy)
+    monkeypatch.setattr(lane._processes, "_second", broken)
+    lane._processes.empty()
     assert healthy.asked == broken.asked == [("clear", {})]
-    assert (lane._kept, lane._second) == ((healthy, 3), None)
+    assert (lane._processes.kept, lane._processes._second) == (healthy, None)
     assert (healthy.closed, broken.closed) == (False, True)
 
 

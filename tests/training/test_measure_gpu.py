@@ -100,8 +100,8 @@ def test_programs_of_templates_share_processes(locks: Path) -> None:
         found = evaluator.measure(TASK, [next(stream) for _ in range(6)])
         assert [one.outcome for one in found].count("wrong") == 1, found
         assert evaluator._lane is not None
-        assert evaluator._lane._kept is not None
-        assert evaluator._lane._kept[1] >= 3, "after the fifth program one process had served most of them"
+        assert evaluator._lane._processes.kept is not None
+        assert evaluator._lane._processes.loans >= 3, "after the fifth program one process had served most of them"
 
 
 def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> None:
@@ -134,9 +134,9 @@ def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
         assert found.outcome == "wrong", found
         assert "NaN or infinity differs" in found.detail, "its memory held no result of the program before"
         assert lane is not None
-        assert lane._kept is not None
-        kept_bytes = [lane._kept[0].call("usage")["usage"]["gpu_used_bytes"]]
-        lane._empty_kept()
-        assert lane._kept is not None
-        kept_bytes.append(lane._kept[0].call("usage")["usage"]["gpu_used_bytes"])
+        assert lane._processes.kept is not None
+        kept_bytes = [lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"]]
+        lane._processes.empty()
+        assert lane._processes.kept is not None
+        kept_bytes.append(lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
     assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, "memory stays with the process until another reference comes"

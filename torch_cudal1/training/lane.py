@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -35,11 +34,9 @@ from torch_cudal1.judge.detectors.process import isolation, resource
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.inputs import make_inputs
-from torch_cudal1.judge.limits import Trust
-from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module, read_reference
 from torch_cudal1.judge.profiles import TimingPlan, profile_for
-from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.judge.timed import Timed
 from torch_cudal1.judge.trial import Book, Trial
@@ -47,6 +44,7 @@ from torch_cudal1.judge.validate import detectors_of, validate
 from torch_cudal1.records import Check
 from torch_cudal1.training.failures import failure_of
 from torch_cudal1.training.gate import Gate
+from torch_cudal1.training.processes import Processes
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
 from torch_cudal1.training.reward import Unstable, score_of
 from torch_cudal1.training.terms import Terms
@@ -58,12 +56,10 @@ Clock: TypeAlias = Callable[[Trial, ChildSpinner, TimingPlan], Ready]
 # GPU takes turns between processes, and a single kernel of another one shows in a sample of a race.
 _BESIDE: frozenset[Detector] = frozenset((state_dict, env_diff, env_diff_calls, resource, isolation))
 _RACES = 3  # of a program whose buckets are too far apart: another race costs less than all that came before it
-_ARENA_BYTES = 128 << 20  # of the GPU, shared with each process: inputs or results of one call
 _NO_MEMORY = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
 _REFERENCES = 16  # that one oracle process holds before it is replaced
 _SHARED_BYTES = 64 << 20  # of one input set: sets of smaller ones are drawn once for all programs of a reference
 _REFERENCE = "reference"
-_MOST_LOANS = 64  # of one process, to programs of our own templates
 
 
 class NoMemory(TargetError):
@@ -108,14 +104,9 @@ class Lane:
     def __init__(self, terms: Terms, clock: Clock = begun) -> None:
         self.terms, self._clock = terms, clock
         self._stack = ExitStack()
-        # Linux kills a child with the thread that started it, so these threads live as long as the lane.
-        self._starters = self._stack.enter_context(ThreadPoolExecutor(2, "cudal1-lane"))
-        self._gate = Gate(terms.folder, terms.device)
+        self._gate, self._processes = Gate(terms.folder, terms.device), Processes(terms)
         self._stack.callback(self._gate.close)
-        self._nursery: Nursery | None = None
-        self._next: Future[Child] | None = None
-        self._kept: tuple[Child, int] | None = None  # a process that may be lent again, and how often it was
-        self._second: Child | None = None  # the same for what is measured again
+        self._stack.callback(self._processes.close)
         self._oracle: Child | None = None
         self._benches: dict[str, _Bench] = {}
         self._at = ""  # the reference that was measured last
@@ -130,15 +121,6 @@ class Lane:
     def close(self) -> None:
         """End all processes. Safe to call twice."""
         self._dismiss()
-        if self._next is not None and self._next.exception() is None:
-            self._next.result().close()
-        if self._kept is not None:
-            self._kept[0].close()
-        if self._second is not None:
-            self._second.close()
-        if self._nursery is not None:
-            self._nursery.close()
-        self._next = self._kept = self._second = self._nursery = None
         self._stack.close()
 
     def measure(self, task: TrainingTask, program: Decoded, best: float | None = None, validated: bool = False) -> Lap:
@@ -175,7 +157,7 @@ class Lane:
     ) -> tuple[float, tuple[float, ...]] | Check:
         """After this process ran out of the GPU's memory: with all of it given back. Raises NoMemory if it is not enough."""
         self._dismiss()
-        self._empty_kept()
+        self._processes.empty()
         gc.collect()
         torch.cuda.empty_cache()
         try:
@@ -201,10 +183,9 @@ class Lane:
     ) -> tuple[float, tuple[float, ...]] | Check:
         """The score with its bucket means, or the check that failed. Raises ReferenceFailure."""
         with watch.step("start"):
-            if self._kept is None and self._next is None:
-                self._next = self._start(self.terms.trust)  # while the oracle starts
+            self._processes.begin()  # while the oracle starts
             bench = self._bench(reference)
-            child = self._child()
+            child = self._processes.lend()
         found: tuple[float, tuple[float, ...]] | Check = Check("resource", False, detail="it was not finished")
         try:
             trial = Trial(
@@ -253,7 +234,9 @@ class Lane:
             return self._examined(ready, found, watch) if ready.beside else found
 
         def afresh() -> Timed:
-            with self._another(watch) as child, trial.elsewhere(child) as other:
+            with watch.step("again"):
+                second = self._processes.second()
+            with self._processes.keeping(second) as child, trial.elsewhere(child) as other:
                 self._compile_ahead(other)
                 return race(other)
 
@@ -334,7 +317,7 @@ class Lane:
     def _bench(self, reference: str) -> _Bench:
         if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
             self._dismiss()
-            self._oracle = self._start("own").result()
+            self._oracle = self._processes.start("own").result()
         if reference != self._at:
             self._leave()
             self._at = reference
@@ -349,7 +332,7 @@ class Lane:
     def _leave(self) -> None:
         """Give back what belongs to the reference that was measured last: input sets of one are large, here and in the oracle."""
         if self.terms.device.type == "cuda":
-            self._empty_kept()
+            self._processes.empty()
         bench = self._benches.get(self._at)
         if bench is None or self._oracle is None:
             return
@@ -363,85 +346,16 @@ class Lane:
         if self.terms.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _empty_kept(self) -> None:
-        """Have the processes that are lent again give back the memory that they keep from program to program of one reference."""
-        if self._kept is not None and not _cleared(self._kept[0]):
-            self._kept = None
-        if self._second is not None and not _cleared(self._second):
-            self._second = None
-
     def _dismiss(self) -> None:
         if self._oracle is not None:
             self._oracle.close()
         self._oracle, self._benches, self._at = None, {}, ""
 
-    def _child(self) -> Child:
-        """A process that has run nothing of a stranger, or nothing that went wrong of our own templates."""
-        return self._fresh() if self._kept is None else self._kept[0]
-
-    def _fresh(self) -> Child:
-        """The process that was started ahead, which takes 4 s beside a GPU. For a stranger's programs the next one starts now, for
-        ours when the first of them is done: all lanes begin at once, and the driver makes one context after the other.
-        """
-        coming, self._next = self._next or self._start(self.terms.trust), None
-        if self.terms.trust == "foreign":
-            self._next = self._start(self.terms.trust)
-        return coming.result()
-
-    @contextmanager
-    def _another(self, watch: _Watch) -> Iterator[Child]:
-        """For what surprises: a new process, or one that has run surprises of our own templates only and was left in order."""
-        with watch.step("again"):
-            child = self._second or self._fresh()
-        self._second = None
-        try:
-            yield child
-            if self.terms.trust == "own":
-                child.call("clear", kept=True)
-                self._second = child
-        finally:
-            if self._second is not child:
-                child.close()
-
     def _give_back(self, child: Child, found: object) -> None:
         """End the process, or keep it for the next of our own programs where this one left it in order."""
-        loans = 1 if self._kept is None else self._kept[1] + 1
-        self._kept = None
-        self._next = self._next or self._start(self.terms.trust)
         failed = failure_of(found, self.terms.device) if isinstance(found, Check) else ""
-        if (
-            self.terms.trust == "own"
-            and failed != "hack"
-            and not self._lacked_memory(found)
-            and child.usable
-            and loans < _MOST_LOANS
-        ):
-            try:
-                if failed in ("compile", "run"):
-                    child.call("surroundings")  # a product: it fails where a kernel has taken the GPU's context with it
-                child.call("clear", kept=True)
-            except CandidateFailure:
-                pass
-            else:
-                self._kept = child, loans
-                return
-        child.close()
-
-    def _start(self, trust: Trust) -> Future[Child]:
-        limits = replace(limits_for(self.terms.settings, self.terms.device, trust=trust), threads=torch.get_num_threads())
-        if self._nursery is None and self.terms.forked:
-            self._nursery = Nursery(("triton",) if self.terms.device.type == "cuda" else ())
-        return self._starters.submit(Child, limits, self.terms.contract, nursery=self._nursery, shared_bytes=_ARENA_BYTES)
-
-
-def _cleared(child: Child) -> bool:
-    """Whether a process could be made as new; it is ended where it could not."""
-    try:
-        child.call("clear")
-    except CandidateFailure:
-        child.close()
-        return False
-    return True
+        in_order = failed != "hack" and not self._lacked_memory(found)
+        self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 
 
 def _means(timed: Timed) -> tuple[float, ...]:
