@@ -62,7 +62,7 @@ def found(plan: Plan, told: Mapping[str, Any]) -> dict[str, Any]:
     labels = sorted({str(one["label"]) for one in results})
     more = {
         "environment": environment() | _measured_in(results),
-        "label": ", ".join(labels),
+        "label": "; ".join(labels),
         "plan": {"name": plan.name, "digest": plan.digest, "endpoint": plan.endpoint, "held_out": asdict(plan.held_out)},
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
         "ceilings": ceilings(results),
@@ -107,7 +107,8 @@ def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
             continue
         columns = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
         means, low, high = ([f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max))
-        lines.append(plots.Curve(f"{arm.name} {arm.title}"[:44], [float(i + 1) for i in range(len(columns))], means, low, high))
+        title = arm.title.partition(" (")[0]
+        lines.append(plots.Curve(f"{arm.name} {title}", [float(i + 1) for i in range(len(columns))], means, low, high))
     if not lines:
         return ""
     if (ceiling := ceilings(results).get(kind)) is not None:

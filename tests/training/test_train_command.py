@@ -103,7 +103,7 @@ def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
     ):
         assert expected in out
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    for expected in ("replay of", "What may be said", "1 seeds: intervals over so few", "Share of samples that are cheats"):
+    for expected in ("replay of", "What may be said", "1 seed: intervals over so few", "Share of samples that are cheats"):
         assert expected in page
 
     code, out, _ = cudal1(capsys, "report", "--plan", plan, "--run", tmp_path / "run", "--out", tmp_path / "again.html", "--json")

@@ -16,7 +16,7 @@ from torch_cudal1.training.plan import ARMS, Plan
 from torch_cudal1.training.statistics import Difference, TableRow
 from torch_cudal1.view import plots
 from torch_cudal1.view.article import Figure, Section, Table, article
-from torch_cudal1.view.text import ABSENT
+from torch_cudal1.view.text import ABSENT, counted
 
 __all__ = ["collected_table", "experiment_page", "paper_table", "run_sections", "tables_of"]
 
@@ -27,10 +27,9 @@ _PAPER = ("mean", "max", "p75", "p50", "p25", "geomean", "success", "> 1.01x")
 
 def experiment_page(plan: Plan, results: Results, facts: Mapping[str, str], *, cheats: Cheats | None = None) -> str:
     """The whole page as text."""
-    label = ", ".join(sorted({str(one["label"]) for one in results})) or "no results"
-    intro = (
-        f"{plan.endpoint} Numbers: {label}. {len({one['seed'] for one in results})} seeds, {len(results)} runs, plan {plan.digest}."
-    )
+    label = "; ".join(sorted({str(one["label"]) for one in results})) or "no results"
+    size = f"{counted(len({one['seed'] for one in results}), 'seed')}, {counted(len(results), 'run')}"
+    intro = f"{plan.endpoint} Numbers: {label}. {size}, plan {plan.digest}."
     stages = Section("Stages", [*tables_of(plan, results), *_figures(plan, results)])
     sections = [stages, Section("What may be said", _said(plan, results))]
     if cheats:
@@ -138,7 +137,9 @@ def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
         parts.append(Table("Further differences, without correction", ("difference", *_COLUMNS, "excludes 0"), rows))
     few = len({one["seed"] for one in results})
     if few < 8:
-        parts.insert(0, f"{few} seeds: intervals over so few say little, whatever they say. An experiment has at least 8.")
+        parts.insert(
+            0, f"{counted(few, 'seed')}: intervals over so few say little, whatever they say. An experiment has at least 8."
+        )
     return parts
 
 
@@ -193,7 +194,8 @@ def _over_seeds(name: str, curves: Sequence[Sequence[Mapping[str, float]]], x: s
     values = [[curve[i][y] for curve in curves] for i in range(length)]
     places = [sum(curve[i][x] for curve in curves) / len(curves) for i in range(length)]
     low, high = ([min(v) for v in values], [max(v) for v in values]) if len(curves) > 1 else ([], [])
-    return plots.Curve(f"{name} {ARMS[name].title}"[:44], places, [sum(v) / len(v) for v in values], low, high)
+    title = ARMS[name].title.partition(" (")[0]  # a legend has room for the name
+    return plots.Curve(f"{name} {title}", places, [sum(v) / len(v) for v in values], low, high)
 
 
 def _cheats(cheats: Cheats) -> list[str | Table | Figure]:
