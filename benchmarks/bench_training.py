@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.report import document, environment, save
 from torch_cudal1.training.comparison import Comparison, ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
 from torch_cudal1.training.demo import DEMO
-from torch_cudal1.training.exam import best_curve
+from torch_cudal1.training.exam import best_curve, carried_on
 from torch_cudal1.training.plan import ARMS, Plan, read_plan
 from torch_cudal1.training.statistics import Difference
 from torch_cudal1.view import plots
@@ -100,12 +100,13 @@ def _seeds(seeds: Sequence[int]) -> str:
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
     """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole picture; "" of nothing."""
     lines = []
+    found = {id(one): best_curve(one["held_out"][one["own"]], one["kinds"][kind]) for one in results}
+    longest = max(map(len, found.values()), default=0)
     for arm in ARMS.values():
-        own = [one for one in results if one["arm"] == arm.name]
-        curves = [best_curve(one["held_out"][one["own"]], one["kinds"][kind]) for one in own]
+        curves = carried_on([found[id(one)] for one in results if one["arm"] == arm.name], longest)
         if not curves or not all(curves):  # nothing that can be decoded was written there
             continue
-        columns = list(zip(*(curve[: min(map(len, curves))] for curve in curves), strict=True))
+        columns = list(zip(*curves, strict=True))
         means, low, high = ([f(column) for column in columns] for f in (lambda c: sum(c) / len(c), min, max))
         title = arm.title.partition(" (")[0]
         lines.append(plots.Curve(f"{arm.name} {title}", [float(i + 1) for i in range(len(columns))], means, low, high))

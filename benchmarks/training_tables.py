@@ -89,13 +89,14 @@ def experiment(found: Mapping[str, Any]) -> list[str]:
 def _arms(rows: Sequence[Mapping[str, Any]], ceilings: Mapping[str, float]) -> list[str]:
     names = list(rows[0]["best"])
     head = " | ".join(f"held-out {name}" for name in names)
-    lines = [f"| arm | seeds | success | mean of samples | {head} |", "|---" * (4 + len(names)) + "|"]
+    lines = [f"| arm | seeds | success | mean of samples | {head} | different programs a task |", "|---" * (5 + len(names)) + "|"]
     for row in rows:
         best = " | ".join(f"{row['best'][name]:.3f}" for name in names)
-        lines.append(f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} |")
+        written = "-" if row.get("programs") is None else f"{row['programs']:.1f}"  # older files do not say
+        lines.append(f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} | {written} |")
     if ceilings:
         cells = " | ".join(f"{ceilings[name.split()[0]]:.3f}" if name.split()[0] in ceilings else "" for name in names)
-        lines.append(f"| the best there is | | | | {cells} |")
+        lines.append(f"| the best there is | | | | {cells} | |")
     return lines
 
 

@@ -54,6 +54,9 @@ class Summary:
     area: Mapping[str, float]
     deviation: float | None  # of log best at the last measurement, held-out shapes or what there is first
     reached: Mapping[str, float]  # kind to the share of tasks whose best came within 5 % of the best there is; {} if unknown
+    programs: (
+        float | None
+    )  # different ones that it wrote for a held-out task, of as many as its test allows; None without such tasks
 
 
 def comparisons(results: Results, plan: Plan) -> list[Comparison]:
@@ -138,7 +141,9 @@ def summaries(results: Results, plan: Plan) -> list[Summary]:
         means = [statistics.fmean(exam[name] for exam in exams) for name in ("success", "speedup")]
         log_means = [exam["log_speedup"] for exam in exams if exam["log_speedup"] is not None]
         reached = {kind: _reached(own, kind) for kind in kinds if own[0]["optimum"]}
-        found.append(Summary(arm.name, arm.title, len(own), means[0], means[1], _mean(log_means), best, area, spread, reached))
+        written = [float(len(test["curve"])) for one in own for test in one["held_out"].get(one["own"], {}).values()]
+        facts = (means[0], means[1], _mean(log_means), best, area, spread, reached, _mean(written))
+        found.append(Summary(arm.name, arm.title, len(own), *facts))
     return found
 
 

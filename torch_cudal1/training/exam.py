@@ -18,7 +18,7 @@ from torch_cudal1.training.recorder import Recorder, Shown, facts_of
 from torch_cudal1.training.records import Measured, TrainingTask
 from torch_cudal1.training.selectors import Nothing, Selector, exemplars
 
-__all__ = ["Exam", "best_curve", "examined", "held_out_test", "step_curve"]
+__all__ = ["Exam", "best_curve", "carried_on", "examined", "held_out_test", "step_curve"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ def examined(recorder: Recorder, writer: Writer, exam: Exam) -> dict[str, Any]:
         "samples": exam.samples,
         "best": best,
     }
+
+
+def carried_on(curves: Sequence[list[float]], length: int) -> list[list[float]]:
+    """Curves of best-so-far up to `length` programs: a policy that ran out of new ones keeps its best. Empty ones stay empty."""
+    return [curve + [curve[-1]] * (length - len(curve)) if curve else curve for curve in curves]
 
 
 def held_out_test(recorder: Recorder, writer: Writer, selector: Selector, config: HeldOut) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_cudal1.training.comparison import ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
-from torch_cudal1.training.exam import best_curve
+from torch_cudal1.training.exam import best_curve, carried_on
 from torch_cudal1.training.plan import ARMS, Plan
 from torch_cudal1.training.statistics import Difference, TableRow
 from torch_cudal1.view import plots
@@ -102,18 +102,20 @@ def _arm_table(plan: Plan, results: Results) -> Table:
         [
             f"{one.arm} {one.title}", str(one.seeds), f"{one.success:.3f}", f"{one.speedup:.3f}",
             ABSENT if one.log_speedup is None else f"{one.log_speedup:+.3f}", *(f"{one.best[name]:.3f}" for name in names),
-            *(f"{one.reached[kind]:.2f}" for kind in kinds), ABSENT if one.deviation is None else f"{one.deviation:.3f}",
+            *(f"{one.reached[kind]:.2f}" for kind in kinds), ABSENT if one.programs is None else f"{one.programs:.1f}",
+            ABSENT if one.deviation is None else f"{one.deviation:.3f}",
         ]
         for one in told
     ]  # fmt: skip
     if ceiling:
         best = [f"{ceiling[name.split()[0]]:.3f}" for name in names]
-        rows.append(["the best there is", *[ABSENT] * 4, *best, *["1.00"] * len(kinds), ABSENT])
+        rows.append(["the best there is", *[ABSENT] * 4, *best, *["1.00"] * len(kinds), ABSENT, ABSENT])
     held_out = (*(f"held-out {name}" for name in names), *(f"within 5 %, {kind}" for kind in kinds))
-    columns = ("arm", "seeds", "success", "mean", "log mean", *held_out, "sd over seeds")
+    columns = ("arm", "seeds", "success", "mean", "log mean", *held_out, "programs", "sd over seeds")
     caption = (
         "Arms: exam on training tasks; held-out: geometric mean of the best after so many programs, failures 1; "
-        "share of tasks that came within 5 % of the best there is"
+        "share of tasks that came within 5 % of the best there is; "
+        f"different programs a task, of {plan.held_out.measurements} at most: who wrote few has no more to choose from"
     )
     return Table(caption, columns, rows)
 
@@ -166,7 +168,7 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
         lines["train"].append(_over_seeds(arm, [one["curve"] for one in own], "programs", "best"))
         for kind, tasks in own[0]["kinds"].items():
             if tasks:
-                curves = [best_curve(one["held_out"][one["own"]], tasks) for one in own]
+                curves = carried_on(_best_curves(own, tasks), _longest(results, kind))
                 points = [[{"programs": float(i + 1), "best": y} for i, y in enumerate(curve)] for curve in curves]
                 lines[kind].append(_over_seeds(arm, points, "programs", "best"))
     for kind, value in ceilings(results).items():
@@ -174,6 +176,15 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
             ends = [min(places), max(places)]
             lines[kind].append(plots.Curve("the best there is", ends, [value, value]))
     return [_figure_of(name, drawn) for name, drawn in lines.items() if drawn]
+
+
+def _best_curves(results: Results, tasks: Sequence[str]) -> list[list[float]]:
+    return [best_curve(one["held_out"][one["own"]], tasks) for one in results]
+
+
+def _longest(results: Results, kind: str) -> int:
+    """Different programs that any arm and seed wrote for held-out tasks of a kind."""
+    return max((len(curve) for one in results for curve in _best_curves([one], one["kinds"].get(kind, ()))), default=0)
 
 
 def _figure_of(name: str, lines: Sequence[plots.Curve]) -> Figure:
