@@ -45,7 +45,7 @@ def tables_of(plan: Plan, results: Results) -> list[Table]:
             [pair[0] for pair in rows], "Best of a task's exam samples; tasks x seeds; a failure counts as 0, as in the paper"
         ),
         paper_table([pair[1] for pair in rows], "The same; a failure counts as 1, since the reference runs"),
-        _arm_table(plan, results),
+        *_arm_tables(plan, results),
     ]
     stages = [one["stages"] for one in results[:1]]
     return [*tables, *(collected_table(told["collected"]) for told in stages)] if results else []
@@ -95,29 +95,37 @@ def run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Secti
     return [Section("Run", parts)]
 
 
-def _arm_table(plan: Plan, results: Results) -> Table:
+def _arm_tables(plan: Plan, results: Results) -> list[Table]:
+    """What arms can do on tasks they were trained on, and on others: apart, so that both fit on a page."""
     told, ceiling = summaries(results, plan), ceilings(results)
-    names, kinds = (list(told[0].best), list(told[0].reached)) if told else ([], [])
-    rows = [
+    trained = [
         [
             f"{one.arm} {one.title}", str(one.seeds), f"{one.success:.3f}", f"{one.speedup:.3f}",
-            ABSENT if one.log_speedup is None else f"{one.log_speedup:+.3f}", *(f"{one.best[name]:.3f}" for name in names),
-            *(f"{one.reached[kind]:.2f}" for kind in kinds), ABSENT if one.programs is None else f"{one.programs:.1f}",
-            ABSENT if one.deviation is None else f"{one.deviation:.3f}",
+            ABSENT if one.log_speedup is None else f"{one.log_speedup:+.3f}",
+        ]
+        for one in told
+    ]  # fmt: skip
+    exam = Table("Arms: exam on training tasks", ("arm", "seeds", "success", "mean", "log mean"), trained)
+    names, kinds = (list(told[0].best), list(told[0].reached)) if told else ([], [])
+    if not names:
+        return [exam]
+    rows = [
+        [
+            one.arm, *(f"{one.best[name]:.3f}" for name in names), *(f"{one.reached[kind]:.2f}" for kind in kinds),
+            ABSENT if one.programs is None else f"{one.programs:.1f}", ABSENT if one.deviation is None else f"{one.deviation:.3f}",
         ]
         for one in told
     ]  # fmt: skip
     if ceiling:
         best = [f"{ceiling[name.split()[0]]:.3f}" for name in names]
-        rows.append(["the best there is", *[ABSENT] * 4, *best, *["1.00"] * len(kinds), ABSENT, ABSENT])
-    held_out = (*(f"held-out {name}" for name in names), *(f"within 5 %, {kind}" for kind in kinds))
-    columns = ("arm", "seeds", "success", "mean", "log mean", *held_out, "programs", "sd over seeds")
+        rows.append(["best", *best, *["1.00"] * len(kinds), ABSENT, ABSENT])
     caption = (
-        "Arms: exam on training tasks; held-out: geometric mean of the best after so many programs, failures 1; "
-        "share of tasks that came within 5 % of the best there is; "
-        f"different programs a task, of {plan.held_out.measurements} at most: who wrote few has no more to choose from"
+        "Held-out tasks: geometric mean of the best after so many programs, failures 1, and of the best there is; share of tasks that "
+        f"came within 5 % of that; different programs a task, of {plan.held_out.measurements} at most: who wrote few has no more to "
+        "choose from"
     )
-    return Table(caption, columns, rows)
+    columns = ("arm", *names, *(f"within 5 %, {kind}" for kind in kinds), "programs", "sd over seeds")
+    return [exam, Table(caption, columns, rows)]
 
 
 def _said(plan: Plan, results: Results) -> list[str | Table | Figure]:
