@@ -150,7 +150,7 @@ def test_every_row_of_every_table_has_a_cell_for_every_column():
     results = arms({"A0": 0.0, "A4": 0.0, "A6": 0.2})
     sections = run_sections(results[0]["curve"], "synthetic")
     tables = [*tables_of(PLAN, results), *(part for section in sections for part in section.parts if hasattr(part, "rows"))]
-    assert len(tables) == 5
+    assert len(tables) == 6
     for table in tables:
         assert table.rows
         assert all(len(row) == len(table.columns) for row in table.rows)

@@ -120,9 +120,9 @@ def _arm_tables(plan: Plan, results: Results) -> list[Table]:
         best = [f"{ceiling[name.split()[0]]:.3f}" for name in names]
         rows.append(["best", *best, *["1.00"] * len(kinds), ABSENT, ABSENT])
     caption = (
-        "Held-out tasks: geometric mean of the best after so many programs, failures 1, and of the best there is; share of tasks that "
-        f"came within 5 % of that; different programs a task, of {plan.held_out.measurements} at most: who wrote few has no more to "
-        "choose from"
+        "Held-out tasks: geometric mean of the best after so many programs, failures 1, and of the best there is; "
+        f"share of tasks that came within 5 % of that; different programs a task, of {plan.held_out.measurements} at most: "
+        "who wrote few has no more to choose from"
     )
     columns = ("arm", *names, *(f"within 5 %, {kind}" for kind in kinds), "programs", "sd over seeds")
     return [exam, Table(caption, columns, rows)]
