@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 
 from tests.training import loopback as acts
 from tests.training.loopback import Loopback, loopback, status
+from tests.training.scripted import Scripted
 from torch_cudal1.__main__ import main
 from torch_cudal1.commands import generate
 from torch_cudal1.commands.generate import tasks_of
 from torch_cudal1.errors import TargetError
+from torch_cudal1.judge.brisk import Ready
 from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.measure import Measurement
 from torch_cudal1.judge.profiles import TimingPlan
@@ -47,10 +49,10 @@ def answer(result: str) -> str:
     return f"## Analysis\n\nSorting is not needed.\n\n## Code\n\n```python{PROGRAM.format(result=result)}```\n"
 
 
-def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Callable[[], Timed]:
+def timed(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:
     """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not the test's business."""
     found = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-    return lambda: Timed(found, tuple(stability(found)), {})
+    return Scripted(lambda: Timed(found, tuple(stability(found)), {}))
 
 
 @pytest.fixture(scope="module", autouse=True)

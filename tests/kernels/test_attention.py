@@ -270,10 +270,10 @@ def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(dtype: torch.dt
         torch.testing.assert_close(served(x), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_without_a_softmax_no_kernel_of_six_products_is_proposed() -> None:
-    """One was wrong on an H100 (benchmarks/LOG.md, 2026-11-25)."""
+def test_both_ways_of_fp32s_accuracy_are_proposed_with_and_without_a_softmax() -> None:
+    """Six products without one were wrong on an H100 where ptxas made code that is refused now (`kernels.sass`)."""
     methods = {}
     for name in ("relu", "ragged"):
         function, given = CASES[name]
         methods[name] = {proposal.config["method"] for proposal in propose(program_of(function, given), 90)}
-    assert methods == {"relu": {"tf32x3"}, "ragged": {"tf32x3", "bf16x6"}}
+    assert methods == {"relu": {"tf32x3", "bf16x6"}, "ragged": {"tf32x3", "bf16x6"}}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.scripted import Scripted
 from tests.training.sources import REFERENCE, TASK, program, source
 from torch_cudal1.errors import TargetError
 from torch_cudal1.judge.brisk import Ready, begun
@@ -46,27 +47,6 @@ def _one_thread() -> Iterator[None]:
 
 def terms(folder: Path) -> Terms:
     return Terms(Settings(), Contract(), CPU, folder, rule="cudal1")
-
-
-class Scripted(Ready):
-    """What a clock hands over, with its measurements written down; `examined`: what is asked beside others afterwards."""
-
-    def __init__(self, run: Callable[[], Timed], examined: Callable[[Timed], Timed] | None = None) -> None:
-        self._run, self._examined = run, examined
-
-    @property
-    def beside(self) -> bool:
-        return self._examined is not None
-
-    def measured(self) -> Timed:
-        return self._run()
-
-    def examined(self, timed: Timed) -> Timed:
-        assert self._examined is not None
-        return self._examined(timed)
-
-    def heard_again(self, timed: Timed) -> Timed:
-        return replace(timed, checks=(*timed.checks[:-1], Check("wall_slope", True)))
 
 
 class Clock:
