@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from torch_cudal1.judge.detectors.history import call_history
 from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.special import special
 from torch_cudal1.judge.detectors.values import numerics
+from torch_cudal1.judge.profiles import PROFILES, ProfileName
 from torch_cudal1.judge.sandbox import Child, limits_for
-from torch_cudal1.judge.trial import Trial
+from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.program.model import Program, TensorSpec
-from torch_cudal1.records import Contract, Region, Verdict
+from torch_cudal1.records import Check, Contract, Region, Verdict
 from torch_cudal1.settings import Settings
 
 CPU = torch.device("cpu")
@@ -273,3 +276,26 @@ def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child
     assert not found.passed
     trial.drop(sample)
     assert not trial.proven
+
+
+@pytest.mark.parametrize(("profile", "kept", "times"), [("fast", True, 1), ("fast", False, 3), ("standard", True, 3)])
+def test_impostors_are_met_once_for_all_candidates_only_where_no_candidate_has_a_part_in_it(
+    monkeypatch: pytest.MonkeyPatch, profile: ProfileName, kept: bool, times: int
+) -> None:
+    from torch_cudal1.judge.detectors import impostors as module
+
+    def nothing(*_: object) -> Any:
+        raise AssertionError("nothing is to be run")
+
+    asked: list[str] = []
+
+    def found(trial: Trial, samples: Sequence[Sample]) -> list[Check]:
+        asked.append(samples[0].name)
+        return [Check("impostor", True)]
+
+    monkeypatch.setattr(module, "_asked", found)
+    samples = {name: Sample(name, "normal", [], nothing, nothing, kept) for name in ("a", "b")}
+    for _ in range(3):
+        candidate = SimpleNamespace(profile=PROFILES[profile], contract=Contract(), samples=samples)
+        assert [check.passed for check in impostor(cast(Trial, candidate))] == [True]
+    assert len(asked) == times
