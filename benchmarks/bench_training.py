@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.report import document, environment, save
 from torch_cudal1.training.comparison import Comparison, ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
 from torch_cudal1.training.demo import DEMO
-from torch_cudal1.training.exam import best_curve, carried_on
+from torch_cudal1.training.exam import best_curves
 from torch_cudal1.training.plan import ARMS, Plan, read_plan
 from torch_cudal1.training.statistics import Difference
 from torch_cudal1.view import plots
@@ -100,10 +100,9 @@ def _seeds(seeds: Sequence[int]) -> str:
 def figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
     """Best so far on held-out tasks of a kind, arm by arm, with the range over seeds, as a whole picture; "" of nothing."""
     lines = []
-    found = {id(one): best_curve(one["held_out"][one["own"]], one["kinds"][kind]) for one in results}
-    longest = max(map(len, found.values()), default=0)
+    found = best_curves(results, kind)
     for arm in ARMS.values():
-        curves = carried_on([found[id(one)] for one in results if one["arm"] == arm.name], longest)
+        curves = [curve for one, curve in zip(results, found, strict=True) if one["arm"] == arm.name]
         if not curves or not all(curves):  # nothing that can be decoded was written there
             continue
         columns = list(zip(*curves, strict=True))

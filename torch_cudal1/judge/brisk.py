@@ -189,7 +189,7 @@ class Ready:
         """The last measurement with what can be asked beside others: were outputs of timed calls right, does the process's clock
         tell the truth. Raises CandidateFailure.
         """
-        if self.race.together:
+        if self.beside:
             self.race.look()
         return replace(timed, checks=(*timed.checks, self.race.audit.check(), self._believed(timed)))
 

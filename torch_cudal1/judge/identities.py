@@ -89,18 +89,17 @@ def _looker() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
     hiding = {label: _hidden_by(owner) - vars(owner).keys() for label, owner in owners}  # no member has such a name now
     loaded, table_of_modules = list(sys.modules), sys.modules
 
+    def numbers_of(value: Any) -> list[int]:
+        if kind_of(value) is not function:
+            return [identity(value)]
+        return [identity(value), identity(value.__code__), identity(value.__defaults__), identity(value.__kwdefaults__)]
+
     def look() -> Table:
         seen: Table = {}
         for label, owner in owners:
             held = read(owner)
-            now = seen[label] = {}
-            for name in names[label]:
-                value = held.get(name)
-                now[name] = [identity(value)]
-                if kind_of(value) is function:
-                    now[name] += [identity(value.__code__), identity(value.__defaults__), identity(value.__kwdefaults__)]
-            for name in hiding[label] & held.keys():
-                now[f"+{name}"] = [identity(held[name])]
+            seen[label] = {name: numbers_of(held.get(name)) for name in names[label]}
+            seen[label] |= {f"+{name}": [identity(held[name])] for name in hiding[label] & held.keys()}
         return seen
 
     def glance() -> dict[str, str]:
@@ -108,10 +107,7 @@ def _looker() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
         for label, owner in owners:
             held = read(owner)
             for name in names[label]:
-                value = held.get(name)
-                found.append(identity(value))
-                if kind_of(value) is function:
-                    found += (identity(value.__code__), identity(value.__defaults__), identity(value.__kwdefaults__))
+                found += numbers_of(held.get(name))
             if not hiding[label].isdisjoint(held):
                 found += (identity(held[name]) for name in hiding[label] if name in held)
         of_modules = [identity(table_of_modules.get(name)) for name in loaded]

@@ -49,7 +49,7 @@ def spread_of(results: Results, floor: float, sway: torch.Tensor | None = None) 
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
-    scales = _row_scales(results[2], floor, sway, all_finite=finite is None)
+    scales = _row_scales(results[2], floor, sway, finite=finite is None)
     squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)  # float64, own, candidate; own to the fourth
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
     unit = _unit(scales)
@@ -76,7 +76,7 @@ def _effective(count: int, squares: float, fourths: float) -> int:
 def beyond(results: Results, floor: float, limit: float, sway: torch.Tensor | None = None) -> int:
     """How many of the candidate's elements are off by more than `limit` of their row's scale."""
     finite = _finite(results)
-    blocks = _blocks(results, _row_scales(results[2], floor, sway), finite)
+    blocks = _blocks(results, _row_scales(results[2], floor, sway, finite=finite is None), finite)
     return sum(int(((candidate - exact).abs_() > limit * scale).sum()) for candidate, _, exact, scale in blocks)
 
 
@@ -109,10 +109,10 @@ def _finite(results: Results) -> torch.Tensor | None:
     return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
 
 
-def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, all_finite: bool = False) -> torch.Tensor:
-    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `all_finite`: float64 is known to be."""
+def _row_scales(exact: torch.Tensor, floor: float, sway: torch.Tensor | None = None, *, finite: bool = False) -> torch.Tensor:
+    """One per row, (rows, 1); one for the whole, (1, 1), where rows are short. `finite`: `exact` is known to be."""
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
-    scales = _largest(exact.reshape(-1, width), finite=all_finite).double()
+    scales = _largest(exact.reshape(-1, width), finite=finite).double()
     if sway is not None:
         scales = torch.maximum(scales, _largest(sway.reshape(-1, width)))
     return torch.maximum(scales, (floor * scales.max()).clamp_min(_NOTHING))

@@ -54,9 +54,7 @@ class Summary:
     area: Mapping[str, float]
     deviation: float | None  # of log best at the last measurement, held-out shapes or what there is first
     reached: Mapping[str, float]  # kind to the share of tasks whose best came within 5 % of the best there is; {} if unknown
-    programs: (
-        float | None
-    )  # different ones that it wrote for a held-out task, of as many as its test allows; None without such tasks
+    programs: float | None  # different ones that it wrote for a held-out task; None without such tasks
 
 
 def comparisons(results: Results, plan: Plan) -> list[Comparison]:

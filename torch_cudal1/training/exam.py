@@ -18,7 +18,7 @@ from torch_cudal1.training.recorder import Recorder, Shown, facts_of
 from torch_cudal1.training.records import Measured, TrainingTask
 from torch_cudal1.training.selectors import Nothing, Selector, exemplars
 
-__all__ = ["Exam", "best_curve", "carried_on", "examined", "held_out_test", "step_curve"]
+__all__ = ["Exam", "best_curve", "best_curves", "examined", "held_out_test", "step_curve"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,6 @@ def examined(recorder: Recorder, writer: Writer, exam: Exam) -> dict[str, Any]:
         "samples": exam.samples,
         "best": best,
     }
-
-
-def carried_on(curves: Sequence[list[float]], length: int) -> list[list[float]]:
-    """Curves of best-so-far up to `length` programs: a policy that ran out of new ones keeps its best. Empty ones stay empty."""
-    return [curve + [curve[-1]] * (length - len(curve)) if curve else curve for curve in curves]
 
 
 def held_out_test(recorder: Recorder, writer: Writer, selector: Selector, config: HeldOut) -> dict[str, Any]:
@@ -125,6 +120,15 @@ def step_curve(database: Database, stage: str, tasks: Sequence[str]) -> list[dic
         geomean = math.exp(sum(math.log(best.get(task, 1.0)) for task in tasks) / len(tasks))
         curve.append({"step": float(number), **facts_of(steps[number]), "programs": float(len(met)), "best": geomean})
     return curve
+
+
+def best_curves(results: Sequence[Mapping[str, Any]], kind: str) -> list[list[float]]:
+    """`best_curve` of each result's own test on held-out tasks of a kind, as long as the longest: a policy that ran out of new
+    programs keeps its best. One that wrote nothing there that can be decoded has an empty one.
+    """
+    curves = [best_curve(one["held_out"][one["own"]], one["kinds"].get(kind, ())) for one in results]
+    length = max(map(len, curves), default=0)
+    return [curve + [curve[-1]] * (length - len(curve)) if curve else curve for curve in curves]
 
 
 def best_curve(test: Mapping[str, Any], tasks: Sequence[TrainingTask | str]) -> list[float]:

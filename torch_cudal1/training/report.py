@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_cudal1.training.comparison import ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
-from torch_cudal1.training.exam import best_curve, carried_on
+from torch_cudal1.training.exam import best_curves
 from torch_cudal1.training.plan import ARMS, Plan
 from torch_cudal1.training.statistics import Difference, TableRow
 from torch_cudal1.view import plots
@@ -165,6 +165,7 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
     if not able:
         return [f"No plots on this page: {why}."]
     lines: dict[str, list[plots.Curve]] = defaultdict(list)
+    held_out = {kind: best_curves(results, kind) for one in results[:1] for kind in one["kinds"]}
     for arm in ARMS:
         own = [one for one in results if one["arm"] == arm]
         if not own:
@@ -176,7 +177,7 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
         lines["train"].append(_over_seeds(arm, [one["curve"] for one in own], "programs", "best"))
         for kind, tasks in own[0]["kinds"].items():
             if tasks:
-                curves = carried_on(_best_curves(own, tasks), _longest(results, kind))
+                curves = [curve for one, curve in zip(results, held_out[kind], strict=True) if one["arm"] == arm]
                 points = [[{"programs": float(i + 1), "best": y} for i, y in enumerate(curve)] for curve in curves]
                 lines[kind].append(_over_seeds(arm, points, "programs", "best"))
     for kind, value in ceilings(results).items():
@@ -184,15 +185,6 @@ def _figures(plan: Plan, results: Results) -> list[str | Figure]:
             ends = [min(places), max(places)]
             lines[kind].append(plots.Curve("the best there is", ends, [value, value]))
     return [_figure_of(name, drawn) for name, drawn in lines.items() if drawn]
-
-
-def _best_curves(results: Results, tasks: Sequence[str]) -> list[list[float]]:
-    return [best_curve(one["held_out"][one["own"]], tasks) for one in results]
-
-
-def _longest(results: Results, kind: str) -> int:
-    """Different programs that any arm and seed wrote for held-out tasks of a kind."""
-    return max((len(curve) for one in results for curve in _best_curves([one], one["kinds"].get(kind, ()))), default=0)
 
 
 def _figure_of(name: str, lines: Sequence[plots.Curve]) -> Figure:

@@ -45,7 +45,8 @@ class _Fate:
 def impostor(trial: Trial) -> list[Check]:
     """Every impostor is refused by enough input sets; the number of refused ones of all that differ from eager's result.
 
-    Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of a region meet, it is asked once.
+    Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of a region meet it is asked
+    once.
     """
     samples = [sample for sample in trial.samples.values() if sample.distribution in (*DISTRIBUTIONS, "examples")]
     if trial.profile.all_impostors or not all(sample.kept for sample in samples):

@@ -44,7 +44,7 @@ from torch_cudal1.version import __version__
 
 __all__ = ["main"]
 
-LANDSCAPE = "landscape.json.gz"
+_LANDSCAPE = "landscape.json.gz"
 _MOMENTARY = ("gpu_state",)  # facts of the moment, which differ between two parts
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far apart.
 _RULE: dict[str, Rule] = {"cuda": "strict", "cpu": "cudal1"}
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
     rows = rows_on_record(args.out)
     whole = complete(codec, tasks, rows)
-    write(args.out / LANDSCAPE, Landscape(_facts(device, terms), whole))
+    write(args.out / _LANDSCAPE, Landscape(_facts(device, terms), whole))
     outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
     seconds = time.monotonic() - began
     told: dict[str, Any] = {
@@ -116,29 +116,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
     """One landscape of the rows in several folders, which one kind of machine measured in one way; nothing is measured."""
     try:
-        facts = [dict(read(part / LANDSCAPE).facts) for part in parts]
+        facts = _facts_in_common(parts)
     except LandscapeError as error:
         print(error, file=sys.stderr)
         return 1
-    for part, other in zip(parts, facts, strict=True):
-        if differ := [name for name in facts[0] if name not in _MOMENTARY and other.get(name) != facts[0][name]]:
-            print(
-                f"{part} differs from {parts[0]} in {', '.join(differ)}; join what was measured on one kind of machine",
-                file=sys.stderr,
-            )
-            return 1
+    if problem := _prepared(out, ()):
+        print(problem, file=sys.stderr)
+        return 1
     split = load_split(device)
     tasks = [task for turn in _in_turn(split) for task in turn]
     rows: dict[str, list[Row]] = {}
     for part in parts:
         for task, found in rows_on_record(part).items():
             rows.setdefault(task, []).extend(found)
-    out.mkdir(parents=True, exist_ok=True)
     whole = complete(KslCodec(device), tasks, rows)
-    write(out / LANDSCAPE, Landscape(facts[0], whole))
+    write(out / _LANDSCAPE, Landscape(facts, whole))
     outcomes = Counter(row.outcome for listed in whole.values() for row in listed)
     print(json.dumps({"rows": sum(outcomes.values()), "tasks": len(tasks), "whole": len(whole), "outcomes": dict(outcomes)}))
     return 0
+
+
+def _facts_in_common(parts: Sequence[Path]) -> dict[str, Any]:
+    """Those of the first part. Raises LandscapeError where a part is none, or was measured otherwise."""
+    first, *others = [dict(read(part / _LANDSCAPE).facts) for part in parts]
+    for part, other in zip(parts[1:], others, strict=True):
+        if differ := [name for name in first if name not in _MOMENTARY and other.get(name) != first[name]]:
+            raise LandscapeError(f"{part} differs from {parts[0]} in {', '.join(differ)}; expected what was measured in one way")
+    return first
 
 
 def _prepared(folder: Path, earlier: Sequence[Path]) -> str:
