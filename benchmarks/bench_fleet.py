@@ -2,7 +2,7 @@
 
 Each run has the same number of tasks for each worker, all of them different and none known: a machine that scales perfectly takes
 as long for four workers as for one. Inductor's and Triton's caches are empty for every run. A run whose tasks did not all end well,
-or that judged no candidate, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the command gives
+or that judged fewer candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the command gives
 them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with cores, not cores.
 """
 
@@ -31,7 +31,8 @@ __all__ = ["Run", "goal", "main", "write_tasks"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GOAL = {4: 3.4}
-# A chain with a reduction, which Inductor compiles, rewrites look at, and on a GPU a template serves; {width} makes each one new.
+# A product whose rows are summed, which a rewrite makes a product with one vector on any device, and a chain with a softmax, which a
+# template serves on a GPU: there is something to judge everywhere. {width} makes each task new.
 _TASK = """import torch
 
 
@@ -39,9 +40,10 @@ class Model(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(width))
+        self.linear = torch.nn.Linear(width, width)
 
     def forward(self, x):
-        return torch.softmax(torch.nn.functional.gelu(x) * self.weight, dim=-1)
+        return torch.softmax(torch.nn.functional.gelu(x) * self.weight, dim=-1), self.linear(x).sum(dim=1, keepdim=True)
 
 
 def get_inputs():
@@ -119,8 +121,8 @@ def _measured(args: argparse.Namespace, workers: int, limit_s: float) -> Run:
         return Run(workers, tasks, "not run", f"needs {workers} GPUs, torch finds {torch.cuda.device_count()}")
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-fleet-"))
     try:
-        rows = 4096 if args.devices == "gpu" else 64
-        paths = write_tasks(scratch / "tasks", tasks, rows=rows, first_width=1024 if args.devices == "gpu" else 64)
+        rows = 4096 if args.devices == "gpu" else 256
+        paths = write_tasks(scratch / "tasks", tasks, rows=rows, first_width=1024 if args.devices == "gpu" else 512)
         return _run(args, workers, paths, scratch, limit_s)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -160,8 +162,8 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
     wrong = next((one["error"] for one in results if one["error"]), "")
     if not wrong and len(results) != len(paths):
         wrong = "a task is missing"
-    elif not wrong and not judged:
-        wrong = "no candidate was judged, only baselines were raced: give it a larger --budget-s"
+    elif not wrong and judged < len(paths):
+        wrong = f"{judged} candidates were judged in {len(paths)} tasks, else only baselines were raced: give it a larger --budget-s"
     return Run(
         workers,
         len(paths),

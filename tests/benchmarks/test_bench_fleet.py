@@ -53,7 +53,7 @@ def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(tmp_pat
     assert (row["status"], row["tasks_per_s"]) == ("failed", None)
 
 
-@pytest.mark.parametrize(("built", "reason"), [(0, "no candidate was judged"), (2, "")])
+@pytest.mark.parametrize(("built", "reason"), [(0, "0 candidates were judged"), (2, "")])
 def test_a_run_that_only_raced_baselines_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: int, reason: str
 ) -> None:
