@@ -2,8 +2,9 @@
 
 Each run has the same number of tasks for each worker, all of them different and none known: a machine that scales perfectly takes
 as long for four workers as for one. Inductor's and Triton's caches are empty for every run. A run whose tasks did not all end well,
-or that judged fewer candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the command gives
-them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with cores, not cores.
+or that judged fewer candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of the cores,
+as the command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that what is compared is GPUs with
+cores, not cores. The first run of a machine just started reads from a cold disk: run it once before the one that counts.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = ["Run", "goal", "main", "write_tasks"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GOAL = {4: 3.4}
-# A product whose rows are summed, which a rewrite makes a product with one vector on any device, and a chain with a softmax, which a
-# template serves on a GPU: there is something to judge everywhere. {width} makes each task new.
+# A product whose rows are summed, which a rewrite makes a product with one vector on any device, and a chain with a softmax, which
+# a template serves on a GPU: there is something to judge everywhere. {width} makes each task new.
 _TASK = """import torch
 
 
@@ -163,7 +164,7 @@ def _run(args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch:
     if not wrong and len(results) != len(paths):
         wrong = "a task is missing"
     elif not wrong and judged < len(paths):
-        wrong = f"{judged} candidates were judged in {len(paths)} tasks, else only baselines were raced: give it a larger --budget-s"
+        wrong = f"{judged} candidates were judged in {len(paths)} tasks, which raced baselines only: give it a larger --budget-s"
     return Run(
         workers,
         len(paths),
