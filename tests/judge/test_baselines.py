@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from torch_cudal1.judge.baselines import LostOracle, rank
-from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.channel import save_tensors
 from torch_cudal1.judge.modules import CallForm
 from torch_cudal1.judge.pair import PairSubject
 from torch_cudal1.judge.sandbox import CandidateFailure
@@ -37,9 +38,8 @@ class Oracle:
     def call(self, verb: str, **given: Any) -> dict[str, Any]:
         return getattr(self, verb)(**given)
 
-    def put(self, name: str, layout: Any, path: str, base: str) -> dict[str, Any]:
-        self.sets[name] = load_tensors(layout, Path(path), CPU)
-        return {}
+    def put(self, name: str, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.sets[name] = list(tensors)
 
     def load_source(self, slot: str, text: str, form: Any, way: Any) -> dict[str, Any]:
         self.ways[slot] = way["compiled"]

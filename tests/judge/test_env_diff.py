@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -196,3 +197,20 @@ def test_digests_say_what_the_tables_say(monkeypatch: pytest.MonkeyPatch) -> Non
         patched.setitem(sys.modules, "json", sys)
         assert digests()["modules"] != before["digests"]["modules"]
     assert digests() == before["digests"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_the_first_attention_of_a_process_changes_nothing() -> None:
+    """In a process of its own: torch chooses the order of its ways once a process."""
+    code = """
+import torch
+from torch_cudal1.judge.surroundings import surroundings
+device = torch.device("cuda")
+before = surroundings(device)["flags"]
+q = torch.randn(1, 2, 64, 64, device=device, dtype=torch.float16)
+torch.nn.functional.scaled_dot_product_attention(q, q, q)
+after = surroundings(device)["flags"]
+assert after == before, {name: (before.get(name), after[name]) for name in after if after[name] != before.get(name)}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

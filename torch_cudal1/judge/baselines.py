@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1 import observe
-from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.channel import load_tensors
 from torch_cudal1.judge.compare import grossly_equal
 from torch_cudal1.judge.decide import choose_baseline
 from torch_cudal1.judge.modules import Way
@@ -119,9 +119,8 @@ def _raced(subject: PairSubject, names: Sequence[Schedule], sets: Sequence[str])
 
 
 def _given(oracle: Child, name: str, tensors: Sequence[torch.Tensor]) -> str:
-    path = oracle.new_file()
     try:
-        oracle.call("put", name=name, layout=save_tensors(tensors, path), path=str(path), base="")
+        oracle.put(name, tensors)
     except CandidateFailure as error:
         raise ReferenceFailure("racing the baselines", error.found) from error
     return name

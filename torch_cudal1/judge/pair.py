@@ -17,10 +17,11 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
-from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.channel import load_tensors
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.modules import CallForm, Way, tensors_in
 from torch_cudal1.judge.oracle import Infeasible
+from torch_cudal1.judge.residents import message_bytes
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure, Result
 from torch_cudal1.program.model import TensorSpec
@@ -135,9 +136,9 @@ class PairSubject:
     def capturable(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle, which survives a refusal."""
         self.eager(inputs)
-        given, answered = self.oracle.new_file(), self.oracle.new_file()
+        answered = self.oracle.new_file()
         try:
-            self.oracle.call("put", name="captured", layout=save_tensors(inputs, given), path=str(given), base="")
+            self.oracle.put("captured", inputs)
             self.oracle.call("capture", slot=self._slot(self.way), sets=["captured"], path=str(answered))
         except CandidateFailure:
             return False
@@ -148,11 +149,11 @@ class PairSubject:
     def vast(self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]) -> tuple[Outputs, list[Any]] | None:
         """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None where it refuses them."""
         self.eager(inputs)
-        given, answered = self.oracle.new_file(), self.oracle.new_file()
+        answered = self.oracle.new_file()
         try:
-            self.oracle.call("put", name="vast", layout=save_tensors(inputs, given), path=str(given), base="")
+            self.oracle.put("vast", inputs)
             answer = self.oracle.call("vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields)
-            self.oracle.call("drop", names=["vast"])
+            self.oracle.drop(["vast"], message_bytes(inputs))
             return load_tensors(answer["layout"], answered, self.device), answer["facts"]
         except CandidateFailure as error:
             if not self.oracle.usable:
@@ -188,8 +189,8 @@ class PairSubject:
     def living(self, inputs: Sequence[torch.Tensor]) -> Iterator[Callable[[], object]]:
         """A way to call one used instance of the reference again, in the oracle. Raises ReferenceFailure."""
         self.eager(inputs)
-        given, answered = self.oracle.new_file(), self.oracle.new_file()
-        self.oracle.call("put", name="living", layout=save_tensors(inputs, given), path=str(given), base="")
+        answered = self.oracle.new_file()
+        self.oracle.put("living", inputs)
 
         def call() -> object:
             return self.oracle.call("run", slot=self._slot(self.way), inputs="living", path=str(answered))
@@ -200,7 +201,7 @@ class PairSubject:
         except CandidateFailure as error:
             raise ReferenceFailure("running the reference", error.found) from error
         finally:
-            self.oracle.call("drop", names=["living"])
+            self.oracle.drop(["living"], message_bytes(inputs))
             answered.unlink(missing_ok=True)
 
     def _slot(self, way: Way) -> str:
@@ -215,11 +216,11 @@ class PairSubject:
             if slot not in self.trees:
                 load_module(self.oracle, slot, self.text, self.form, way)
                 self.trees[slot] = ""
-            given, answered = self.oracle.new_file(), self.oracle.new_file()
-            self.oracle.call("put", name="asked", layout=save_tensors(inputs, given), path=str(given), base="")
+            answered = self.oracle.new_file()
+            self.oracle.put("asked", inputs)
             answer = self.oracle.call("run", slot=slot, inputs="asked", path=str(answered))
             outputs = load_tensors(answer["layout"], answered, self.device)
-            self.oracle.call("drop", names=["asked"])
+            self.oracle.drop(["asked"], message_bytes(inputs))
             answered.unlink(missing_ok=True)
         except CandidateFailure as error:
             raise ReferenceFailure("running the reference", error.found) from error

@@ -21,22 +21,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge import arena, background, probe
 from torch_cudal1.judge.canaries import Canaries
-from torch_cudal1.judge.channel import Channel
+from torch_cudal1.judge.channel import Channel, save_tensors
 from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
 from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.judge.nursery import Forked, Nursery
 from torch_cudal1.judge.reach import environment
+from torch_cudal1.judge.residents import message_bytes
 from torch_cudal1.judge.rights import flags_for
 from torch_cudal1.judge.start import end, launch, make_scratch, plan_for
 from torch_cudal1.records import Contract
@@ -47,6 +50,7 @@ WORKER = "torch_cudal1.judge.worker"
 _START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
 _GRACE_S = 5.0
 _MOST_BY_FILE_BYTES = 2 << 30  # larger ones would pass through the host, and the budget is seconds
+_SMALL_BYTES = 256 << 20  # of what a child may take, or hold, a request later than it could
 _TAIL_CHARS = 600
 _ERROR_CHARS = 2000
 
@@ -98,6 +102,7 @@ class Child:
         self.scratch = make_scratch()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`, and nameless: the child cannot come to it
         self._files = 0
+        self._due: list[dict[str, Any]] = []  # requests that go with the next one
         self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
         self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
         self.canaries = Canaries()
@@ -133,15 +138,46 @@ class Child:
             path.chmod(0o666)  # the folder is closed to others
         return path
 
+    def message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[list[Any] | None]]:
+        """Write tensors for a request: their file and layout. What is due and has a message too is done first, as this one may take
+        that one's place. Raises CandidateFailure.
+        """
+        if any("layout" in due for due in self._due):
+            last = self._due.pop()
+            self.call(last.pop("verb"), **last)
+        path = self.new_file()
+        return path, save_tensors(tensors, path)
+
+    def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
+        """Hand over an input set, with the next request where it is small. `base`: the set that has what is None here. Raises
+        CandidateFailure.
+        """
+        path, layout = self.message(tensors)
+        self._soon(message_bytes(tensors))("put", name=name, layout=layout, path=str(path), base=base)
+
+    def drop(self, names: Sequence[str], size_bytes: int) -> None:
+        """Have input sets and held outputs forgotten, with the next request where they take few bytes. Raises CandidateFailure."""
+        self._soon(size_bytes)("drop", names=list(names))
+
+    def _soon(self, size_bytes: int) -> Callable[..., object]:
+        return self.later if size_bytes <= _SMALL_BYTES else self.call
+
+    def later(self, verb: str, **fields: Any) -> None:
+        """Have something done together with the next request, before it, whose answer is nothing but that it was done. If it cannot
+        be, the next request fails as this one would have. It saves a turn on the GPU that others wait for too.
+        """
+        self._due.append({"verb": verb, **fields})
+
     def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
         """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for anything but a proper answer."""
         assert self._channel is not None
         if not self.usable:
             raise CandidateFailure(verb, "the process was given up earlier", "resource")
         nonce = secrets.token_hex(8)
+        due, self._due = self._due, []
         deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)
         try:
-            self._channel.send({"verb": verb, "nonce": nonce, **fields}, deadline=deadline)
+            self._channel.send({"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline)
             answer = self._channel.receive(deadline=deadline)
         except TimeoutError:
             self.usable = False
@@ -160,6 +196,7 @@ class Child:
             self.usable = False
             raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
         if "error" in answer:
+            verb = next((one["verb"] for one in due if one["verb"] == answer.get("failed")), verb)
             self.usable = not answer.get("lost", False)  # with its CUDA context gone, it fails whoever comes next
             raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
         return answer

@@ -18,7 +18,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
-from torch_cudal1.judge.channel import load_tensors, save_tensors
+from torch_cudal1.judge.channel import load_tensors
 from torch_cudal1.judge.compare import Comparison
 from torch_cudal1.judge.device_memory import give_back, kept_bytes
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
@@ -322,9 +322,9 @@ class Trial:
 
     def rewrite(self, sample: Sample, values: Sequence[torch.Tensor | None]) -> None:
         """Put other values (None: as they are) into the memory of a set in the child; here the set stays as it was."""
-        path = self.child.new_file()
         with self.child.room(message_bytes(values)):
-            self.child.call("rewrite", name=sample.name, layout=save_tensors(values, path), path=str(path))
+            path, layout = self.child.message(values)
+            self.child.call("rewrite", name=sample.name, layout=layout, path=str(path))
         path.unlink(missing_ok=True)
 
     def reread(self, index: int) -> Outputs:
@@ -337,9 +337,8 @@ class Trial:
         """Positions of the inputs of a set that are no longer in the child what they were; None for an answer that is none."""
         told: Any = self.child.call("unchanged", name=sample.name, slot="candidate").get("changed", "")
         if told is None:
-            path = self.child.new_file()
             with self.child.room(message_bytes(sample.inputs)):
-                layout = save_tensors(sample.inputs, path)
+                path, layout = self.child.message(sample.inputs)
                 answer = self.child.call("unchanged", name=sample.name, slot="candidate", layout=layout, path=str(path))
                 told = answer.get("changed")
             path.unlink(missing_ok=True)
@@ -356,8 +355,9 @@ class Trial:
                 self._hand_over(sample, base=base.name if base is not None else "", given=given, beside=together)
 
     def drop(self, *samples: Sample) -> None:
-        """Free input sets here and in the child."""
-        self.child.call("drop", names=[sample.name for sample in samples])
+        """Free input sets here and in the child, there with the next request where they are small."""
+        held = sum(message_bytes(sample.inputs) for sample in samples) + self.subject.output_bytes
+        self.child.drop([sample.name for sample in samples], held)
         for sample in samples:
             self.residents.forget(sample.name)
             self._lose(sample.name)
@@ -375,10 +375,8 @@ class Trial:
             self.child.call("drop", names=gone, held=True)
             for name in gone:
                 self._lose(name)
-        path = self.child.new_file()
         with self.child.room(message_bytes(given)):
-            layout = save_tensors(given, path)
-            self.child.call("put", name=sample.name, layout=layout, path=str(path), base=base)
+            self.child.put(sample.name, given, base=base)
         self.samples[sample.name] = sample
         return sample
 

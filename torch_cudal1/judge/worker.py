@@ -378,6 +378,15 @@ def main(fd: int, verbs: Mapping[str, Verb] = VERBS) -> None:
 
 
 def _serve(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict[str, Any]:
+    """The answer to a request, or to the first that fails of those which are due before it."""
+    for due in request.get("due", ()):
+        answer = _done(session, due, verbs)
+        if "error" in answer:
+            return {**answer, "failed": due["verb"]}
+    return _done(session, request, verbs)
+
+
+def _done(session: Session, request: Request, verbs: Mapping[str, Verb]) -> dict[str, Any]:
     try:
         return verbs[request["verb"]](session, request)
     except (MemoryError, torch.OutOfMemoryError) as error:
