@@ -282,10 +282,63 @@ def program_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Prog
     return function.program(inputs) if isinstance(function, OnAGpu) else island(function, inputs)
 
 
+CUT_OFF = "positive terms, cut off by tensor cores"
+_TENSOR_CORES = """
+@triton.jit
+def cut_off(x):
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def cut_dot(a, b, input_precision: tl.constexpr):
+    return tl.dot(cut_off(a), cut_off(b), input_precision="ieee")
+
+
+@triton.jit
+def SYMBOL("""
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    return (tensor.contiguous().view(torch.int32) & -8192).view(torch.float32)
+
+
+def _nearest(tensor: Tensor) -> Tensor:
+    return _cut_off((tensor.contiguous().view(torch.int32) + 4096).view(torch.float32))
+
+
+def _in_tf32(read: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`with_relu` in products whose operands are read so, summed without error."""
+    scores = read(q).double() @ read(k).double().transpose(1, 2) * 0.1
+    return read(scores.float().relu()).double() @ read(v).double()
+
+
+def _cut_off_facts() -> list[dict[str, Any]]:
+    """Of plain TF32 kernels, with what tensor cores do to their operands: root mean square errors beside those of operands that are
+    rounded to the nearest, and cut off.
+    """
+    inputs = tuple(tensor.abs() for tensor in _three(2, 65, 32))
+    program, exact = program_of(with_relu, inputs), with_relu(*(tensor.double() for tensor in inputs))
+    facts = []
+    for proposal in propose(program, 90, ["matmul"]):
+        if proposal.config["method"] != "tf32":
+            continue
+
+        def edited(text: str) -> str:
+            head, _, kernel = text.rpartition("\n@triton.jit\ndef ")
+            symbol, _, body = kernel.partition("(")
+            return head + _TENSOR_CORES.replace("SYMBOL", symbol) + body.replace("tl.dot(", "cut_dot(")
+
+        (got,) = interpret(program, proposal, inputs, edited)
+        assert got is not None
+        ways = {"error": got, "nearest": _in_tf32(_nearest, *inputs), "cut off": _in_tf32(_cut_off, *inputs)}
+        facts.append({name: float((made.double() - exact).square().mean().sqrt()) for name, made in ways.items()})
+    return facts
+
+
 def main() -> None:
     """Compare all cases and print the facts."""
     warnings.simplefilter("ignore")
-    facts: dict[str, list[dict[str, Any]]] = {}
+    facts: dict[str, list[dict[str, Any]]] = {CUT_OFF: _cut_off_facts()}
     for name, (function, inputs) in CASES.items():
         eager, exact = outputs_of(function, inputs), outputs_of(function, [t.double() for t in inputs])
         program = program_of(function, inputs)

@@ -12,7 +12,7 @@ from torch import nn
 
 import cudal1
 from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
-from tests.kernels.compare_attention import CASES, HALF, program_of, with_relu, written_out
+from tests.kernels.compare_attention import CASES, CUT_OFF, HALF, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
 from tests.once import interpreted
 from torch_cudal1.binding import captured_regions
@@ -48,6 +48,14 @@ def test_attention_matches_float64(facts: Facts, name: str) -> None:
         assert fact["spec"], f"dtype, shape or strides differ: {fact}"
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
         assert fact["error"] <= max(ROUNDINGS[fact["dtype"]], 2.0 * fact["eager"]), f"too large an error: {fact}"
+
+
+def test_tf32_operands_are_rounded_before_tensor_cores_cut_them_off(facts: Facts) -> None:
+    """As cuBLAS does: what is cut off has a bias, which sums of positive terms keep."""
+    assert facts[CUT_OFF]
+    for fact in facts[CUT_OFF]:
+        assert fact["cut off"] > 3 * fact["nearest"], "the inputs do not tell the two apart"
+        assert fact["error"] <= 1.5 * fact["nearest"], fact
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(WIDE)])

@@ -81,3 +81,24 @@ def test_batched_products_match_float64(name: str) -> None:
     inputs = [placed(tensor) for tensor in given]
     exact = outputs_of(function, [tensor.double() for tensor in inputs])
     check(island(function, given), inputs, outputs_of(function, inputs), exact)
+
+
+def test_in_plain_tf32_it_is_as_exact_as_pytorchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of positive terms, whose sums keep whatever bias the operands are rounded with."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    inputs = tuple(compare_products.normal(4, 256, 64).abs() for _ in range(3))
+    program = compare_attention.program_of(compare_attention.with_relu, inputs)
+    given = [tensor.cuda() for tensor in inputs]
+    exact = compare_attention.with_relu(*(tensor.double() for tensor in given))
+
+    def error(found: Tensor | None) -> float:
+        assert found is not None
+        return float((found.double() - exact).square().mean().sqrt())
+
+    major, minor = torch.cuda.get_device_capability()
+    sm = 10 * major + minor
+    eager = error(compare_attention.with_relu(*given))
+    plain = [one for one in propose(program, sm, ["matmul"]) if one.config["method"] == "tf32"]
+    assert plain
+    for proposal in plain:
+        assert error(prepare(build(program, proposal, sm), torch.device("cuda"))(given)[0]) <= 1.5 * eager, proposal

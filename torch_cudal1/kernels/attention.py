@@ -61,6 +61,7 @@ m = (block % HIGH) * BM + tl.arange(0, BM)
 d = tl.arange(0, DEPTH)
 e = tl.arange(0, WIDTH)
 query = tl.load(QUERYQUERY_MASK)
+ROUNDED_QUERY
 top = tl.full([BM, 1], float("-inf"), tl.float32)
 total = tl.zeros([BM, 1], tl.float32)
 out = tl.zeros([BM, WIDTH], tl.float32)
@@ -72,9 +73,11 @@ for start in range(0, LAST, BN):
     COLUMN_OK
     key = tl.load(KEYKEY_MASK)
     value = tl.load(VALUEVALUE_MASK)
+    ROUNDED_PAIR
     acc = tl.dot(query, keyPRECISION)
     SCORES
     WEIGHTS
+    ROUNDED_WEIGHT
     out = out + tl.dot(weightTYPED, valuePRECISION)
 FINISH
 """
@@ -272,6 +275,9 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         "ROW_OK": f"row_ok = (m < {height})[:, None]" if ragged[0] else "",
         "COLUMN_OK": f"column_ok = (n < {width})[None, :]" if ragged[1] else "",
         "PRECISION": "" if method == "half" else f', input_precision="{method}"',
+        "ROUNDED_QUERY": _rounded(method, "query"),
+        "ROUNDED_PAIR": _rounded(method, "key", "value"),
+        "ROUNDED_WEIGHT": _rounded(method, "weight"),
         "TYPED": _typed(parts.second.right.dtype),
         "TO64": ".to(tl.int64)" if max(batch * height * max(width, depth), 1) > _INT32_REACH else "",
         "BM": rows,
@@ -318,6 +324,11 @@ def _filled(line: str, words: Mapping[str, int | str]) -> list[str]:
 
 def _mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+
+
+def _rounded(method: str, *names: str) -> str:
+    """Lines that round operands of a plain TF32 product to the nearest: in pieces, a product does that itself."""
+    return "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32")
 
 
 def _typed(dtype: torch.dtype) -> str:

@@ -66,6 +66,10 @@ class _Tile:
         """The last argument of a product."""
         return "" if self.method == "half" else f', input_precision="{self.method}"'
 
+    def rounded(self, *names: str) -> str:
+        """Statements that round operands of plain TF32 products to the nearest, as the tensor cores would cut them off."""
+        return "; ".join(f"{name} = nearest_tf32({name})" for name in names if self.method == "tf32")
+
 
 def gradients(program: Program, sm: int, rights: Collection[str], most: int) -> tuple[Proposal, ...]:
     """At most `most` proposals, best guess first. Raises NotLowerableError with what the kernels do not serve."""
@@ -171,16 +175,19 @@ query = tl.load({step.query.tile("head", "m", "d")}{_mask([*tall, *in_depth])})
 grad = tl.load({step.grad.tile("head", "m", "e")}{_mask([*tall, *in_size])})
 total = tl.load({step.logsumexp.row("head", "m")}{_mask(in_rows)})[:, None]
 delta = tl.load({step.delta.row("head", "m")}{_mask(in_rows)})[:, None]
+{tile.rounded("query", "grad")}
 made = tl.zeros([{tile.own}, {_padded(depth)}], tl.float32)
 for start in range(0, {last}, {tile.other}):
     n = start + tl.arange(0, {tile.other}){step.wide}
     key = tl.load({step.key.tile("shared", "n", "d")}{_mask([*wide, *in_depth])})
     value = tl.load({step.value.tile("shared", "n", "e")}{_mask([*wide, *in_size])})
+    {tile.rounded("key", "value")}
     score = tl.dot(query, tl.trans(key){tile.precision}) * {step.scale}
     {_biased(step.bias, [*tall, *(f"{test}[None, :]" for test in in_columns)])}
     weight = libdevice.exp(score - total)
     slope = weight * (tl.dot(grad, tl.trans(value){tile.precision}) - delta)
     {_masked("slope", seen)}
+    {tile.rounded("slope")}
     made = made + tl.dot(slope{_typed(step)}, key{tile.precision})
 tl.store({made.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, *in_depth])})
 """
@@ -211,6 +218,7 @@ d = tl.arange(0, {_padded(depth)})
 e = tl.arange(0, {_padded(size)})
 key = tl.load({step.key.tile("shared", "n", "d")}{_mask([*wide, *in_depth])})
 value = tl.load({step.value.tile("shared", "n", "e")}{_mask([*wide, *in_size])})
+{tile.rounded("key", "value")}
 made_key = tl.zeros([{tile.own}, {_padded(depth)}], tl.float32)
 made_value = tl.zeros([{tile.own}, {_padded(size)}], tl.float32)
 for each in range(0, {step.shared}):
@@ -221,12 +229,14 @@ for each in range(0, {step.shared}):
         grad = tl.load({step.grad.tile("head", "m", "e")}{_mask([*tall, *in_size])})
         total = tl.load({step.logsumexp.row("head", "m")}{_mask(in_rows)})[None, :]
         delta = tl.load({step.delta.row("head", "m")}{_mask(in_rows)})[None, :]
+        {tile.rounded("query", "grad")}
         score = tl.dot(key, tl.trans(query){tile.precision}) * {step.scale}
         {_biased(step.bias, [*wide, *(f"{test}[None, :]" for test in in_rows)], turned=True)}
         weight = libdevice.exp(score - total)
         {_masked("weight", seen)}
         slope = weight * (tl.dot(value, tl.trans(grad){tile.precision}) - delta)
         {_masked("slope", seen)}
+        {tile.rounded("weight", "slope")}
         made_value = made_value + tl.dot(weight{_typed(step)}, grad{tile.precision})
         made_key = made_key + tl.dot(slope{_typed(step)}, query{tile.precision})
 """

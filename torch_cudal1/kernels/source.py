@@ -44,6 +44,13 @@ def product(a, b):
 
 @triton.jit
 def SYMBOL('''
+_NEAREST_TF32 = """
+@triton.jit
+def nearest_tf32(x):
+    rounded = (x.to(tl.int32, bitcast=True) + 4096) & -8192
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+
+"""  # tensor cores cut fp32 inputs off after tf32's 10 bits, which has a bias: sums of positive terms lose digits by it
 POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to it
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -76,7 +83,8 @@ class Tile:
 def headed(body: str) -> str:
     """A kernel's text from its arguments on, with the head that every kernel has and the special functions that it calls."""
     head, entry = HEADER.split(_ENTRY)
-    return head + (bessel.FUNCTIONS if "log_bessel_" in body else "") + _ENTRY + entry + body
+    called = {"log_bessel_": bessel.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}
+    return head + "".join(text for name, text in called.items() if name in body) + _ENTRY + entry + body
 
 
 def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[int, ...]]:
