@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -336,26 +337,35 @@ def test_canaries_tell_that_they_were_touched(act: str) -> None:
         canaries.close()
 
 
-@pytest.mark.parametrize(("idle", "passes"), [(False, True), (True, False)])
-def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything(
-    monkeypatch: pytest.MonkeyPatch, idle: bool, passes: bool
+@pytest.mark.parametrize(
+    ("idle", "infinities", "finite", "passes"),
+    [(False, 0, False, True), (True, 0, False, False), (True, 2, False, True), (True, 2, True, False)],
+)
+def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_with_an_infinity(
+    monkeypatch: pytest.MonkeyPatch, idle: bool, infinities: int, finite: bool, passes: bool
 ) -> None:
+    """`infinities`: with which of the two inputs that have one it is of use, counted from 1."""
     fills: list[int] = []
 
     def without(trial: object, sample: object, byte: int, *, skip: int) -> list[torch.Tensor]:
-        if skip == 1:
+        if skip == 1 and sample is told:
             fills.append(byte)
         changed = skip == 0 or (skip == 1 and not idle and len(set(fills)) > 1)  # the first byte means what was to be written
-        return [torch.tensor(float(changed))]
+        return [torch.tensor(float(changed or (skip == 1 and sample == infinities)))]
+
+    def variants(trial: object, sample: object) -> Iterator[int]:
+        yield from (1, 2)
 
     monkeypatch.setattr(memory, "_without", without)
+    monkeypatch.setattr(memory, "with_an_infinity", variants)
     monkeypatch.setattr(memory, "_count_launches", lambda program: 2)
     told = SimpleNamespace(reference=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
     monkeypatch.setattr(memory, "first_two", lambda trial: (told, None))
-    (check,) = ghost(SimpleNamespace(candidate=candidate(linear_relu())))  # type: ignore[arg-type]
+    trial: Any = SimpleNamespace(candidate=candidate(linear_relu()), contract=Contract(assume_finite=finite))
+    (check,) = ghost(trial)
     assert check.passed is passes, check
     assert len(set(fills)) == len(fills) > 1
     told.reference.outputs = [torch.zeros(3), None]
-    (check,) = ghost(SimpleNamespace(candidate=candidate(linear_relu())))  # type: ignore[arg-type]
+    (check,) = ghost(trial)
     assert check.passed
     assert "one number" in check.detail

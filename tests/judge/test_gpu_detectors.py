@@ -48,11 +48,20 @@ def decorated() -> Program:
     return replace(whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,))
 
 
+def guarding() -> Program:
+    """Eager's operators make the result but for infinities, which the kernel is there for."""
+    whole = plan()
+    finite = (op("aten.mul.Tensor", V(0), V(1), out=3), op("aten.clamp.default", V(3), -3e38, 3e38, out=4))
+    chosen = (op("aten.isinf.default", V(2), out=5), op("aten.where.self", V(5), V(2), V(4), out=6))
+    return replace(whole, steps=(*whole.steps, *finite, *chosen), outputs=(6,))
+
+
 CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
     "honest": (plan, (fresh_output, env_diff_calls, poison, guard_band, guard_page, ghost, resource), None),
     "rows left unwritten": (lambda: plan(grid=31), (poison,), "poison"),
     "a block too many": (lambda: plan(grid=33), (guard_band,), "guard_band"),
     "a kernel for show": (decorated, (ghost,), "ghost"),
+    "a kernel for infinities": (guarding, (ghost,), None),
     "a stray read": (lambda: plan(PEEKING), (guard_page,), "guard_page"),
     "a stray read before the start": (lambda: plan(PEEKING_BEFORE), (guard_page,), "guard_page"),
     "a store far away": (lambda: plan(SPILLING), (guard_page,), "guard_page"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from torch_cudal1.judge.bands import HOLES, SOLID, expected, expected_fence
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.judge.compare import all_same_bits, same_bits
+from torch_cudal1.judge.detectors.special import with_an_infinity
 from torch_cudal1.judge.detectors.values import compared, first_two
 from torch_cudal1.judge.guard_pages import OUT_OF_MEMORY, SIDES, Side
 from torch_cudal1.judge.pair import SourceCandidate
@@ -209,7 +211,8 @@ def ghost(trial: Trial) -> list[Check]:
 
     What it would have written holds a secret byte then. By chance that may mean the same (a power of two to scale with), so a
     kernel is idle only when nothing changes for other bytes either. Nor where it holds large numbers that differ: deep inside a
-    network of many softmaxes the results depend on nothing else.
+    network of many softmaxes the results depend on nothing else. Nor where something changes for an infinity in an input: what a
+    rewrite takes care of such numbers with has nothing to do for others.
     """
     if isinstance(trial.candidate, SourceCandidate):
         return [Check("ghost", True, detail="not applicable: a source launches its kernels itself")]
@@ -220,14 +223,24 @@ def ghost(trial: Trial) -> list[Check]:
     if all(out is None or _is_one_number(out) for out in sample.reference.outputs):
         return [Check("ghost", True, detail="not applicable: the result is one number, whatever is computed on the way")]
     fills = random.SystemRandom().sample(range(1, 255), _FILLS)
-    whole = _without(trial, sample, fills[0], skip=-1)
     tried = sorted(random.SystemRandom().sample(range(launches), min(launches, _GHOSTS)))
+    whole = _without(trial, sample, fills[0], skip=-1)
     for number in tried:
-        contents: tuple[Content, ...] = (*fills, "noise")
-        without = (_without(trial, sample, content, skip=number) for content in contents)
-        if all(all_same_bits(whole, outputs) for outputs in without):
+        if _is_idle(trial, sample, fills, number, whole) and not _minds_infinities(trial, sample, fills, number):
             return [Check("ghost", False, float(number), detail=f"no output changes when launch {number} is left out")]
     return [Check("ghost", True, float(len(tried)), detail=f"{len(tried)} of {launches} launches left out in turn: outputs change")]
+
+
+def _is_idle(trial: Trial, sample: Sample, fills: Sequence[int], number: int, whole: Outputs) -> bool:
+    contents: tuple[Content, ...] = (*fills, "noise")
+    return all(all_same_bits(whole, _without(trial, sample, content, skip=number)) for content in contents)
+
+
+def _minds_infinities(trial: Trial, sample: Sample, fills: Sequence[int], number: int) -> bool:
+    if trial.contract.assume_finite:
+        return False
+    with closing(with_an_infinity(trial, sample)) as variants:
+        return any(not _is_idle(trial, one, fills, number, _without(trial, one, fills[0], skip=-1)) for one in variants)
 
 
 def _is_one_number(tensor: torch.Tensor) -> bool:

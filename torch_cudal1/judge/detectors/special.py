@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from torch_cudal1.judge.subject import Outputs, ReferenceFailure, Result
 from torch_cudal1.judge.trial import Sample, Trial
 from torch_cudal1.records import Check
 
-__all__ = ["special"]
+__all__ = ["special", "with_an_infinity"]
 
 _SPECIAL_INPUTS = 6
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
@@ -44,13 +44,27 @@ def special(trial: Trial) -> list[Check]:
     values = (("NaN", float("nan")), ("infinity", float("inf")), ("negative infinity", -float("inf")))
     for what, value in values if trial.profile.all_specials else values[:2]:
         for position in positions:
-            variant = trial.derive(sample, f"{what} in input {position}", partial(_one_replaced, position, value))
+            variant = _variant(trial, sample, position, what, value)
             failed = _masks_differ(trial, variant, trial.run(variant).outputs)
             trial.drop(variant)
             if failed:
                 return [*checks, Check("special", False, detail=f"one {what} in input {position}{failed}")]
         checks.append(Check("special", True, detail=f"one {what} in each of inputs {positions}"))
     return [*checks, *_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
+
+
+def with_an_infinity(trial: Trial, sample: Sample) -> Generator[Sample]:
+    """`sample` with an infinity in each of some floating inputs in turn, as `special` takes it; each is dropped after use."""
+    for position in _special_positions(trial, sample):
+        variant = _variant(trial, sample, position, "infinity", float("inf"))
+        try:
+            yield variant
+        finally:
+            trial.drop(variant)
+
+
+def _variant(trial: Trial, sample: Sample, position: int, what: str, value: float) -> Sample:
+    return trial.derive(sample, f"{what} in input {position}", partial(_one_replaced, position, value))
 
 
 def _special_positions(trial: Trial, sample: Sample) -> list[int]:
