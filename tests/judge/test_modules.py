@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1.errors import SandboxError
@@ -16,6 +17,8 @@ from torch_cudal1.judge.sandbox import Child, limits_for
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
+
+X, Y = torch.ones(2), torch.zeros(2)
 
 CPU = torch.device("cpu")
 SOURCE = """
@@ -65,3 +68,35 @@ def test_guard_domain_says_why_it_asks_nothing() -> None:
         (check,) = guard_domain(Trial(subject(region), candidate(region.program), Contract(), CPU, child))
     assert check.passed
     assert "not applicable: the devices of a Program's tensors are in its guard" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "order"),
+    [
+        ((X, Y), {}, [0, 1]),
+        ((), {}, []),
+        ((X, 2.0), {}, None),
+        (([X, Y],), {}, None),
+        ((X,), {"scale": Y}, None),
+        ((X, torch.float32), {}, None),
+    ],
+)
+def test_only_a_call_of_tensors_alone_is_made_without_unpacking(
+    args: tuple[object, ...], kwargs: dict[str, object], order: list[int] | None
+) -> None:
+    assert modules._order(pack({"args": args, "kwargs": kwargs}, [])) == order
+
+
+def test_how_a_result_is_nested_is_told_of_a_single_tensor_too(tmp_path: Path) -> None:
+    text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x, how):\n        return x if how else (x, [x, 3])\n"
+    source = imported(text, tmp_path)
+
+    def tree(how: int) -> str:
+        form = CallForm("Model", pack({"args": (), "kwargs": {}}, None), (), pack({"args": (X, how), "kwargs": {}}, []))
+        runner = ModuleRunner(source, form, Way(), torch.device("cpu"))
+        assert runner.tree == ""
+        runner([X])
+        return runner.tree
+
+    assert tree(1) == f"{tree_flatten(X)[1]}[None]"
+    assert tree(0) == f"{tree_flatten((X, [X, 3]))[1]}[None, None, '3']"

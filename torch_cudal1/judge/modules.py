@@ -27,6 +27,9 @@ from torch_cudal1.program.cost import counting_flops
 __all__ = ["CallForm", "ModuleRunner", "Way", "described", "imported", "pack", "tensors_in", "unpack"]
 
 
+_LEAF = pytree.tree_flatten(0)[1]  # of a result that is one tensor
+
+
 @dataclass(frozen=True)
 class Way:
     """In which mode a module is run. `double`: in float64, the oracle's way; `compiled`: through torch.compile, a baseline's.
@@ -83,13 +86,19 @@ class ModuleRunner:
         self._carried: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor's id: itself, and its copy elsewhere
         self._instance: torch.nn.Module | None = None
         self._loaded: tuple[torch.Tensor, ...] = ()  # kept alive: the id of a dead tensor is soon another's
-        self.tree = ""  # of the last call's result
+        self._order = _order(form.call)
+        self._tree: tuple[object, list[str | None]] | None = None  # of the last call's result
         self._compiled: Callable[..., Any] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of parameters and buffers, in flat order."""
         return self._form.names
+
+    @property
+    def tree(self) -> str:
+        """How the last call's result was nested, and what in it was no tensor; "" before the first call."""
+        return "" if self._tree is None else f"{self._tree[0]}{self._tree[1]}"
 
     @property
     def instance(self) -> torch.nn.Module:
@@ -109,6 +118,8 @@ class ModuleRunner:
         self._meet(inputs[:count], inputs[count:])
         if self._way.gradients:
             return self._with_gradients(inputs)
+        if not self._way.inference and not torch.is_grad_enabled():  # as when it is timed: what this adds is in every call's time
+            return self._results(self._arguments(inputs[count:]))
         with torch.inference_mode() if self._way.inference else torch.no_grad():
             return self._results(self._arguments(inputs[count:]))
 
@@ -171,23 +182,31 @@ class ModuleRunner:
             self._results(unpack(self._form.call, made))
         self.instance.to(getattr(torch, self._way.dtype))
 
-    def _arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        given: dict[str, Any] = unpack(self._form.call, [widen(t) for t in tensors] if self._way.double else tensors)
+    def _arguments(self, tensors: Sequence[torch.Tensor]) -> Mapping[str, Any]:
+        wide = [widen(t) for t in tensors] if self._way.double else tensors
+        if self._order is not None:
+            return {"args": [wide[number] for number in self._order], "kwargs": {}}
+        given: Mapping[str, Any] = unpack(self._form.call, wide)
         return given
 
     def _results(self, given: Mapping[str, Any]) -> list[torch.Tensor | None]:
-        dtype = getattr(torch, self._way.autocast) if self._way.autocast else None
         if self._way.training:
             torch.manual_seed(self._form.seed)  # dropout: the same masks for the same draws
-        with torch.autocast(self._device.type, dtype=dtype, enabled=dtype is not None):
-            output = self._callable()(*given["args"], **given["kwargs"])
-        leaves, spec = pytree.tree_flatten(output)
-        plain = [None if isinstance(leaf, torch.Tensor) else _told(leaf) for leaf in leaves]
-        self.tree = f"{spec}{plain}"
+        output = self._output(given)
+        leaves, spec = ([output], _LEAF) if isinstance(output, torch.Tensor) else pytree.tree_flatten(output)
+        self._tree = spec, [None if isinstance(leaf, torch.Tensor) else _told(leaf) for leaf in leaves]
         results: list[torch.Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self._way.training:
             results += [value.detach().clone() for value in self.state() if not isinstance(value, torch.nn.Parameter)]
         return results
+
+    def _output(self, given: Mapping[str, Any]) -> object:
+        kind = self._device.type
+        if not self._way.autocast and not torch.is_autocast_enabled(kind):
+            return self._callable()(*given["args"], **given["kwargs"])
+        dtype = getattr(torch, self._way.autocast) if self._way.autocast else None
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+            return self._callable()(*given["args"], **given["kwargs"])
 
     def _callable(self) -> Callable[..., Any]:
         if not self._way.compiled:
@@ -321,6 +340,15 @@ def unpack(data: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind == "tuple":
         return tuple(unpack(item, tensors) for item in content)
     return {key: unpack(item, tensors) for key, item in content.items()}
+
+
+def _order(call: Any) -> list[int] | None:
+    """Which tensors a packed call takes, where these are all that it takes, one after the other; None for any other call."""
+    match call:
+        case {"dict": {"args": {"tuple": [*args]}, "kwargs": {"dict": kwargs}}} if not kwargs:
+            order = [arg["tensor"] for arg in args if isinstance(arg, dict) and "tensor" in arg]
+            return order if len(order) == len(args) else None
+    return None
 
 
 def _told(leaf: Any) -> str:
