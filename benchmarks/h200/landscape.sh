@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # As long as it is given, and 60 s more at most; a GPU and 16 cores for each part: every program of a closed set of tasks, judged once.
 # Argument: PART/PARTS,SECONDS (1/1,300), a part for each GPU of a kind; then `join`, 30 s on any machine, which puts all parts in OUT
-# together, and the folders of earlier ones that LANDSCAPE_PARTS names. Goes on from what OUT holds of the part, and from files of
-# earlier machines that LANDSCAPE_ROWS names.
+# together, and the folders of earlier ones that LANDSCAPE_PARTS names. Goes on from what OUT holds of the part, and from rows.jsonl
+# of earlier machines that LANDSCAPE_ROWS names, each with its landscape.json.gz beside it, if they were measured in the same way.
 set -uo pipefail
 given=${1:-1/1,300} device=${DEVICE:-cuda} python=${PYTHON:-python3}
 read -ra earlier <<<"${LANDSCAPE_ROWS:-}"

@@ -213,18 +213,26 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
 def test_the_command_goes_on_from_the_rows_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "first").mkdir()
-    surveyed(tmp_path / "first", Counting())
-    judge = Counting()
-    monkeypatch.setattr(JudgeEvaluator, "measure_all", judge.measure_all)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
     monkeypatch.setattr(Trusting, "speedup", lambda *_: None)
-    earlier = tmp_path / "first" / "rows.jsonl"
+    earlier, landscape = tmp_path / "first" / "rows.jsonl", tmp_path / "first" / "landscape.json.gz"
+    assert main(["--device", "cpu", "--out", str(earlier.parent), "--part", "1/2", "--only", "avg_pool1d"]) == 0
+    capsys.readouterr()
     options = ["--device", "cpu", "--out", str(tmp_path / "second"), "--resume", str(earlier), "--only", "avg_pool1d"]
     assert main(options) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["rows"] == told["fresh"] + len(earlier.read_text().splitlines())
-    assert main([*options[:3], str(tmp_path / "third"), "--resume", str(tmp_path / "nowhere")]) == 1
+    assert told["rows"] == told["fresh"] + len(earlier.read_text().splitlines()) > told["fresh"] > 0
+    assert main([*options[:3], str(tmp_path / "third"), "--resume", str(tmp_path / "nowhere" / "rows.jsonl")]) == 1
     assert "nowhere" in capsys.readouterr().err
+    facts = read(landscape).facts
+    write(landscape, Landscape({**facts, "plan": {**facts["plan"], "side_us": 1.0}}, {}))
+    options[3] = str(tmp_path / "fourth")
+    assert main(options) == 1
+    assert "otherwise than now, in plan" in capsys.readouterr().err
+    assert not (tmp_path / "fourth" / "rows.jsonl").exists()
+    options[3] = str(earlier.parent)
+    assert main(options) == 1, "its own rows are of another way too"
+    assert "otherwise than now, in plan" in capsys.readouterr().err
 
 
 def test_parts_of_several_gpus_make_one_landscape(

@@ -3,9 +3,10 @@
     python -m torch_cudal1.training.landscape --device cuda --budget-s 1700 --out DIR [--lanes 12] [--only FAMILY ...]
 
 Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
-ever measured, `DIR/landscape.json.gz` the tasks that are whole. With several GPUs of a kind, one process for each with `--part 1/4`
-and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then `--join` with the DIRs of all puts them together, on any machine. It
-stops with a message where a reference cannot be judged, or nothing can be judged on this machine; what was measured before is kept.
+ever measured, `DIR/landscape.json.gz` the tasks that are whole, and how they were measured: what goes on must measure in the same
+way. With several GPUs of a kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then
+`--join` with the DIRs of all puts them together, on any machine. It stops with a message where a reference cannot be judged, or
+nothing can be judged on this machine; what was measured before is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -82,11 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     number, parts = args.part
     turns = _in_turn(split)[number - 1 :: parts]
     tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
-    if problem := _prepared(args.out, args.resume):
+    terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
+    facts = _facts(device, terms)
+    if problem := _prepared(args.out, args.resume, facts):
         print(problem, file=sys.stderr)
         return 1
     lanes = fitting(args.lanes, device, _TENSOR_BYTES)
-    terms = Terms(Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own")
     began, fresh, steps, problem = time.monotonic(), 0, dict[str, float](), ""
     try:
         # A quarter as many trusting processes: they are asked about what is refused only, and are quicker
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
     rows = rows_on_record(args.out)
     whole = complete(codec, tasks, rows)
-    write(args.out / _LANDSCAPE, Landscape(_facts(device, terms), whole))
+    write(args.out / _LANDSCAPE, Landscape(facts, whole))
     outcomes = Counter(row.outcome for listed in rows.values() for row in listed)
     seconds = time.monotonic() - began
     told: dict[str, Any] = {
@@ -120,7 +122,7 @@ def _join(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> i
     except LandscapeError as error:
         print(error, file=sys.stderr)
         return 1
-    if problem := _prepared(out, ()):
+    if problem := _made(out):
         print(problem, file=sys.stderr)
         return 1
     split = load_split(device)
@@ -140,17 +142,45 @@ def _facts_in_common(parts: Sequence[Path]) -> dict[str, Any]:
     """Those of the first part. Raises LandscapeError where a part is none, or was measured otherwise."""
     first, *others = [dict(read(part / _LANDSCAPE).facts) for part in parts]
     for part, other in zip(parts[1:], others, strict=True):
-        if differ := [name for name in first if name not in _MOMENTARY and other.get(name) != first[name]]:
-            raise LandscapeError(f"{part} differs from {parts[0]} in {', '.join(differ)}; expected what was measured in one way")
+        if differ := _differ(first, other):
+            raise LandscapeError(f"{part} differs from {parts[0]} in {differ}; expected what was measured in one way")
     return first
 
 
-def _prepared(folder: Path, earlier: Sequence[Path]) -> str:
-    """The folder of the run, with the rows of earlier ones where it has none; or what is wrong."""
+def _differ(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return ", ".join(name for name in facts if name not in _MOMENTARY and other.get(name) != facts[name])
+
+
+def _prepared(folder: Path, earlier: Sequence[Path], facts: Mapping[str, Any]) -> str:
+    """The folder of the run, with the rows of earlier ones where it has none, and how rows are measured in it; or what is wrong."""
+    if problem := _made(folder):
+        return problem
+    own = folder / ROWS
+    if problem := next(filter(None, (_measured_otherwise(rows, facts) for rows in ([own] if own.exists() else earlier))), ""):
+        return problem
+    try:
+        if earlier and not own.exists():
+            own.write_text("".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier), encoding="utf-8")
+        if not (folder / _LANDSCAPE).exists():
+            write(folder / _LANDSCAPE, Landscape(facts, {}))  # now: whoever is killed has rows all the same
+    except OSError as error:
+        return f"cannot begin in {folder}: {error}"
+    return ""
+
+
+def _measured_otherwise(rows: Path, facts: Mapping[str, Any]) -> str:
+    """Why rows of an earlier run may not stand beside those of this one, "" if they may."""
+    try:
+        other = read(rows.parent / _LANDSCAPE).facts
+    except LandscapeError as error:
+        return f"{rows}: expected a landscape beside it, which says how it was measured: {error}"
+    differ = _differ(json.loads(json.dumps(facts)), other)
+    return f"{rows} was measured otherwise than now, in {differ}; take another --out, and no --resume of it" if differ else ""
+
+
+def _made(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if earlier and not (folder / ROWS).exists():
-            (folder / ROWS).write_text("".join(f"{path.read_text(encoding='utf-8')}\n" for path in earlier), encoding="utf-8")
     except OSError as error:
         return f"cannot begin in {folder}: {error}"
     return ""
