@@ -139,8 +139,8 @@ class Child:
         return path
 
     def message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[list[Any] | None]]:
-        """Write tensors for a request: their file and layout. What is due and has a message too is done first, as this one may take
-        that one's place. Raises CandidateFailure.
+        """Write tensors for a request: their file and layout. What is due and has a message too is done first, as this one may
+        take that one's place. Raises CandidateFailure.
         """
         if any("layout" in due for due in self._due):
             last = self._due.pop()

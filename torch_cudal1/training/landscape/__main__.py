@@ -4,9 +4,9 @@
 
 Run it again with the same DIR, or with `--resume rows.jsonl ...` of earlier ones, to go on: `DIR/rows.jsonl` has every row that was
 ever measured, `DIR/landscape.json.gz` the tasks that are whole, and how they were measured: what goes on must measure in the same
-way. With several GPUs of a kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own; then
-`--join` with the DIRs of all puts them together, on any machine. It stops with a message where a reference cannot be judged, or
-nothing can be judged on this machine; what was measured before is kept.
+way. With several GPUs of a kind, one process for each with `--part 1/4` and so on, `CUDA_VISIBLE_DEVICES` and a DIR of its own;
+then `--join` with the DIRs of all puts them together, on any machine. It stops with a message where a reference cannot be judged,
+or nothing can be judged on this machine; what was measured before is kept.
 """
 
 from __future__ import annotations
