@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,6 @@ from torch_cudal1.kernelbench import constructor_arguments
 from torch_cudal1.program.cost import counting_flops
 
 __all__ = ["CallForm", "ModuleRunner", "Way", "described", "imported", "pack", "tensors_in", "unpack"]
-
 
 _LEAF = pytree.tree_flatten(0)[1]  # of a result that is one tensor
 
@@ -118,9 +118,8 @@ class ModuleRunner:
         self._meet(inputs[:count], inputs[count:])
         if self._way.gradients:
             return self._with_gradients(inputs)
-        if not self._way.inference and not torch.is_grad_enabled():  # as when it is timed: what this adds is in every call's time
-            return self._results(self._arguments(inputs[count:]))
-        with torch.inference_mode() if self._way.inference else torch.no_grad():
+        mode = torch.inference_mode() if self._way.inference else torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+        with mode:  # none where there is none to set, as when calls are timed: what this adds is in the time of each
             return self._results(self._arguments(inputs[count:]))
 
     def _elsewhere(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -275,9 +275,7 @@ def _text(parts: _Parts, method: str, rows: int, columns: int) -> tuple[str, tup
         "ROW_OK": f"row_ok = (m < {height})[:, None]" if ragged[0] else "",
         "COLUMN_OK": f"column_ok = (n < {width})[None, :]" if ragged[1] else "",
         "PRECISION": "" if method == "half" else f', input_precision="{method}"',
-        "ROUNDED_QUERY": _rounded(method, "query"),
-        "ROUNDED_PAIR": _rounded(method, "key", "value"),
-        "ROUNDED_WEIGHT": _rounded(method, "weight"),
+        **_rounded(method),
         "TYPED": _typed(parts.second.right.dtype),
         "TO64": ".to(tl.int64)" if max(batch * height * max(width, depth), 1) > _INT32_REACH else "",
         "BM": rows,
@@ -326,9 +324,12 @@ def _mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
-def _rounded(method: str, *names: str) -> str:
-    """Lines that round operands of a plain TF32 product to the nearest: in pieces, a product does that itself."""
-    return "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32")
+def _rounded(method: str) -> dict[str, str]:
+    """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does that itself."""
+    places = {"ROUNDED_QUERY": ("query",), "ROUNDED_PAIR": ("key", "value"), "ROUNDED_WEIGHT": ("weight",)}
+    return {
+        place: "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32") for place, names in places.items()
+    }
 
 
 def _typed(dtype: torch.dtype) -> str:

@@ -67,12 +67,7 @@ RIGHT_TILEROUNDING        acc = tl.dot(x, y, accPRECISION)
 """
 _POINTER = "    right = pRIGHT + RIGHT_OFFSET + RIGHT_PLANE + (RIGHT_N * RIGHT_ROW)[None, :]\n"
 _READ = "        y = tl.load(right + k[:, None] * RIGHT_DEPTHRIGHT_MASK)\n"
-# tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
-_ROUNDED = """        ix = (x.to(tl.int32, bitcast=True) + 4096) & -8192
-        iy = (y.to(tl.int32, bitcast=True) + 4096) & -8192
-        x = tl.where(x == x, ix.to(tl.float32, bitcast=True), x)
-        y = tl.where(y == y, iy.to(tl.float32, bitcast=True), y)
-"""
+_ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
 
 
 @dataclass(frozen=True)
