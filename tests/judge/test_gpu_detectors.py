@@ -170,12 +170,27 @@ def test_a_source_in_triton(name: str) -> None:
 
 
 def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:
-    from torch_cudal1.judge.inspections import _fill_free_blocks
+    from torch_cudal1.judge.inspections import fill_free_blocks
 
     for size in (16_384, 3 << 20):
         kept = torch.zeros(size, dtype=torch.uint8, device=CUDA)
         freed = torch.zeros(size, dtype=torch.uint8, device=CUDA)
         del freed
-        _fill_free_blocks(63, CUDA)
+        fill_free_blocks(63, CUDA)
         assert bool((torch.empty(size, dtype=torch.uint8, device=CUDA) == 63).all())
         del kept
+
+
+def test_memory_of_other_streams_is_filled_too_where_it_is_asked_for() -> None:
+    from torch_cudal1.judge.inspections import fill_free_blocks
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        freed = torch.zeros(3 << 20, dtype=torch.uint8, device=CUDA)
+        place = freed.data_ptr()
+        del freed
+    fill_free_blocks(63, CUDA, everywhere=True)
+    with torch.cuda.stream(side):
+        again = torch.empty(3 << 20, dtype=torch.uint8, device=CUDA)
+        assert again.data_ptr() == place
+        assert bool((again == 63).all())

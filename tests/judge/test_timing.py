@@ -325,7 +325,7 @@ def test_other_measurements_are_not_taken_in_halves(plan: TimingPlan) -> None:
     assert measure(sampler, plan).summary.pairs == 7 * plan.pairs
 
 
-def test_calls_that_took_longer_to_queue_than_the_wait_are_made_again(
+def test_calls_that_a_gpu_began_with_before_all_were_queued_are_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[int] = []
@@ -335,12 +335,12 @@ def test_calls_that_took_longer_to_queue_than_the_wait_are_made_again(
         begun.append(1)
         return lambda: None
 
-    def queued(run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float) -> tuple[float, float]:
+    def queued(run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float) -> tuple[float, float, bool]:
         leads.append(lead_us)
-        return 1_000.0, 10.0 * len(leads)
+        return 1_000.0, 10.0 * len(leads), len(leads) < 3
 
     monkeypatch.setattr(timing, "_queued", queued)
     found = timing.queued_us(begin, 10, CPU, deque(), 50.0)
-    assert leads == pytest.approx([750.0, 1_500.0])
-    assert len(begun) == 2, "each time from the same beginning"
-    assert (found.spent_us, found.host_us) == (20.0, 100.0)
+    assert leads == pytest.approx([600.0, 1_440.0, 1_728.0])
+    assert len(begun) == 3, "each time from the same beginning"
+    assert (found.spent_us, found.host_us) == (30.0, 100.0)

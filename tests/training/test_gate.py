@@ -49,6 +49,43 @@ def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(tmp
         gate.close()
 
 
+def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after_them(tmp_path: Path) -> None:
+    inside, other = Gate(tmp_path, CPU), Gate(tmp_path, CPU)
+    order: list[str] = []
+    with inside.shared():
+        inside.give_way()
+        assert not inside.waited_s, "nobody waits"
+        timer = threading.Thread(target=_enter, args=(other.alone(), "timer", order))
+        timer.start()
+        while not inside.waited_s:
+            inside.give_way()
+        order.append("back")
+        timer.join(LONG_S)
+        with other.shared():
+            pass
+    assert order == ["timer", "back"]
+    inside.close()
+    other.close()
+
+
+def test_who_rests_is_in_nobodys_way_and_who_was_not_inside_stays_outside(tmp_path: Path) -> None:
+    resting, other = Gate(tmp_path, CPU), Gate(tmp_path, CPU)
+    order: list[str] = []
+    with resting.shared():
+        timer = threading.Thread(target=_enter, args=(other.alone(), "timer", order))
+        timer.start()
+        resting.rest(0.3)
+        assert order == ["timer"]
+        timer.join(LONG_S)
+    resting.give_way()
+    resting.rest(0.01)
+    with other.alone():
+        order.append("alone")
+    assert order == ["timer", "alone"]
+    resting.close()
+    other.close()
+
+
 def test_the_lock_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
     code = """
 import os, sys, torch

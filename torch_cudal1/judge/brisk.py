@@ -30,7 +30,9 @@ from torch_cudal1.judge.timing import L2, Batch, Warm, leading
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
-__all__ = ["Race", "Ready", "begun"]
+__all__ = ["CLOCKS", "Race", "Ready", "begun"]
+
+CLOCKS = ("wall_slope", "sync_ratio")  # checks that others on the device can disturb
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
@@ -180,25 +182,27 @@ class Ready:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         bound = roofline(Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us)
         checks = [timing_state(found), *stability(found), bound]
-        if self.trial.device.type == "cuda":
-            checks += sync_checks(self.trial.child.call("look", slot=race.candidate.slot, sets=race.audit.sets))
         timed = Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
         return timed if self.beside else self.examined(timed)
 
     def examined(self, timed: Timed) -> Timed:
         """The last measurement with what can be asked beside others: were outputs of timed calls right, does the process's clock
-        tell the truth. Raises CandidateFailure.
+        tell the truth, are all streams joined. Raises CandidateFailure.
         """
         if self.beside:
             self.race.look()
-        return replace(timed, checks=(*timed.checks, self.race.audit.check(), self._believed(timed)))
+        return replace(timed, checks=(*timed.checks, self.race.audit.check(), *self._clocks(timed)))
 
     def heard_again(self, timed: Timed) -> Timed:
-        """What was examined, its clock compared anew: for a moment without others, who may have disturbed it."""
-        return replace(timed, checks=(*timed.checks[:-1], self._believed(timed)))
+        """What was examined, its clocks compared anew: for a moment without others, who may have disturbed them."""
+        kept = [check for check in timed.checks if check.name not in CLOCKS]
+        return replace(timed, checks=(*kept, *self._clocks(timed)))
 
-    def _believed(self, timed: Timed) -> Check:
-        return _believed(self.race.candidate, timed.measurement.summary.b_us)
+    def _clocks(self, timed: Timed) -> list[Check]:
+        one, checks = self.race.candidate, [_believed(self.race.candidate, timed.measurement.summary.b_us)]
+        if self.trial.device.type == "cuda":
+            checks += sync_checks(one.child.call("look", slot=one.slot, sets=self.race.audit.sets))
+        return checks
 
 
 def begun(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Ready:

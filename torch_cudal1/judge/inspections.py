@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -86,21 +87,22 @@ def _filled(byte: int, device: torch.device) -> Iterator[bool]:
         yield done
 
 
-def fill_free_blocks(byte: int, device: torch.device) -> None:
-    """Take every block that PyTorch's allocator has ready for the default stream, largest first so that each finds its own, fill it
-    and give it back.
+def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = False) -> None:
+    """Take every block that PyTorch's allocator has ready for the default stream, or for any (`everywhere`: all must still be
+    there), largest first so that each finds its own, fill it and give it back.
     """
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
-    sizes = [
-        size
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == here and not segment["stream"]
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-        for size in _requests(int(block["size"]), small=segment["segment_type"] == "small")
-    ]
-    taken = [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(sizes, reverse=True)]
+    sizes: dict[int, list[int]] = defaultdict(list)
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] == here and (everywhere or not segment["stream"]):
+            free = [int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive"]
+            small = segment["segment_type"] == "small"
+            sizes[segment["stream"]] += [size for whole in free for size in _requests(whole, small=small)]
+    taken = []
+    for stream, wanted in sizes.items():
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)) if stream else nullcontext():
+            taken += [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(wanted, reverse=True)]
     torch.cuda.synchronize(device)
     del taken
 

@@ -41,6 +41,7 @@ from torch_cudal1.judge.nursery import Forked, Nursery
 from torch_cudal1.judge.reach import environment
 from torch_cudal1.judge.residents import message_bytes
 from torch_cudal1.judge.rights import flags_for
+from torch_cudal1.judge.sharing import Sharing
 from torch_cudal1.judge.start import end, launch, make_scratch, plan_for
 from torch_cudal1.records import Contract
 
@@ -105,6 +106,7 @@ class Child:
         self._due: list[dict[str, Any]] = []  # requests that go with the next one
         self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
         self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
+        self.sharing = Sharing()
         self.canaries = Canaries()
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._channel: Channel | None = None
@@ -173,6 +175,7 @@ class Child:
         assert self._channel is not None
         if not self.usable:
             raise CandidateFailure(verb, "the process was given up earlier", "resource")
+        self.sharing.give_way()
         nonce = secrets.token_hex(8)
         due, self._due = self._due, []
         deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)

@@ -55,8 +55,8 @@ _FAR = 1.25
 _SLOW_US = 300_000.0  # a call this long is warm after its first run, and its noise is small beside it
 _WARM_S, _RAN_SHARE = 0.2, 0.5
 _EVENTS, _LOOKS = 10, 3
-# A launch from Python takes 20 to 80 us of a host; where it took longer, the calls are made again behind a longer wait.
-_QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.5, 3, 2_000
+# A launch from Python takes 20 to 80 us of a host; where the GPU did not wait for it, calls are made again behind a longer wait.
+_QUEUED_US, _LEAD, _QUEUE_TRIES, _CYCLES_PER_US = 80.0, 1.2, 5, 2_000
 _SYNC_SLACK_US, _SYNC_SURE = 5.0, 1.2  # jitter of a host round trip; a ratio below this needs no second look
 
 
@@ -186,19 +186,20 @@ def queued_us(begin: Callable[[], Call], calls: int, device: torch.device, sink:
 
     A kernel that waits keeps the GPU busy meanwhile, `expected_us` a call and some more. So a slow or busy host is not in the time,
     unless a call waits for the GPU itself; what other streams do is not in it either. `begin`: what is called, from the same
-    beginning each time it is asked: where queueing took longer than the wait, all is done again. What calls return goes to `sink`.
+    beginning each time it is asked: where the GPU had begun before all was queued, all is done again, after a longer wait. What
+    calls return goes to `sink`.
     """
-    host_us, spent_us = calls * (expected_us or _QUEUED_US), math.nan
+    host_us, spent_us, lead = calls * (expected_us or _QUEUED_US), math.nan, _LEAD
     for _ in range(_QUEUE_TRIES):
-        lead_us = host_us * _LEAD
-        host_us, spent_us = _queued(begin(), calls, device, sink, lead_us)
-        if host_us < lead_us:
+        host_us, spent_us, begun = _queued(begin(), calls, device, sink, host_us * lead)
+        if not begun:
             break
+        lead *= _LEAD
     return Queued(spent_us, host_us / calls)
 
 
-def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float) -> tuple[float, float]:
-    """How long the host took to queue the calls, and the GPU to run them."""
+def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: float) -> tuple[float, float, bool]:
+    """How long the host took to queue the calls, and the GPU to run them; whether it had begun with them by then."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     sink.clear()
     synchronise(device)
@@ -208,9 +209,10 @@ def _queued(run: Call, calls: int, device: torch.device, sink: Sink, lead_us: fl
     for _ in range(calls):
         sink.append(run())
     end.record()
+    begun = start.query()
     host_us = (time.perf_counter() - begin) * 1e6
     synchronise(device)
-    return host_us, float(start.elapsed_time(end)) * 1e3
+    return host_us, float(start.elapsed_time(end)) * 1e3, begun
 
 
 def interleave(

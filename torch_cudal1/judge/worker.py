@@ -176,8 +176,8 @@ def _clear(session: Session, request: Request) -> dict[str, Any]:
         setattr(session, item.name, getattr(fresh, item.name))
     gc.collect()
     if session.device.type == "cuda":
-        if request.get("kept") and not any(segment["stream"] for segment in torch.cuda.memory_snapshot()):
-            inspections.fill_free_blocks(_NOTHING_COMPUTED, session.device)
+        if request.get("kept"):
+            inspections.fill_free_blocks(_NOTHING_COMPUTED, session.device, everywhere=True)
         else:
             torch.cuda.empty_cache()
     return {}

@@ -24,7 +24,7 @@ import torch
 from torch_cudal1.errors import SandboxError, TargetError
 from torch_cudal1.judge.ahead import has_kernels
 from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
-from torch_cudal1.judge.brisk import Ready, begun
+from torch_cudal1.judge.brisk import CLOCKS, Ready, begun
 from torch_cudal1.judge.confirm import confirm
 from torch_cudal1.judge.contract import source_contract
 from torch_cudal1.judge.detectors import Detector
@@ -96,6 +96,11 @@ class _Watch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+    def moved(self, name: str, to: str, seconds: float) -> None:
+        """Count some of a step's time as another's."""
+        self.seconds[name] -= seconds
+        self.seconds[to] = self.seconds.get(to, 0.0) + seconds
 
 
 class Lane:
@@ -186,6 +191,7 @@ class Lane:
             self._processes.begin()  # while the oracle starts
             bench = self._bench(reference)
             child = self._processes.lend()
+        child.sharing = self._gate
         found: tuple[float, tuple[float, ...]] | Check = Check("resource", False, detail="it was not finished")
         try:
             trial = Trial(
@@ -236,6 +242,7 @@ class Lane:
         def afresh() -> Timed:
             with watch.step("again"):
                 second = self._processes.second()
+            second.sharing = self._gate
             with self._processes.keeping(second) as child, trial.elsewhere(child) as other:
                 self._compile_ahead(other)
                 return race(other)
@@ -247,11 +254,11 @@ class Lane:
         return Check("unstable", False, detail=score.reason) if isinstance(score, Unstable) else (score, _means(timed))
 
     def _examined(self, ready: Ready, found: Timed, watch: _Watch) -> Timed:
-        """Beside others, and a clock that seems false once more without them."""
+        """Beside others, and clocks that seem false once more without them."""
         with self._inside(self._gate.shared, watch, "examination"):
             timed = ready.examined(found)
         failed = _failed(timed.checks)
-        if failed is not None and failed.name == "wall_slope":
+        if failed is not None and failed.name in CLOCKS:
             with self._inside(self._gate.alone, watch, "timing"):
                 return ready.heard_again(timed)
         return timed
@@ -311,13 +318,18 @@ class Lane:
         with ExitStack() as stack:
             with watch.step("wait"):
                 stack.enter_context(way())
-            with watch.step(name):
-                yield
+            waited_s = self._gate.waited_s
+            try:
+                with watch.step(name):
+                    yield
+            finally:
+                watch.moved(name, "wait", self._gate.waited_s - waited_s)
 
     def _bench(self, reference: str) -> _Bench:
         if self._oracle is None or not self._oracle.usable or len(self._benches) >= _REFERENCES:
             self._dismiss()
             self._oracle = self._processes.start("own").result()
+            self._oracle.sharing = self._gate
         if reference != self._at:
             self._leave()
             self._at = reference

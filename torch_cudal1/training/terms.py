@@ -19,7 +19,7 @@ __all__ = ["Terms"]
 _PAIRS = 4  # of samples in a bucket: as long together as the six of the judge's plan, with fewer requests, each 0.3 ms
 # The GPU's own clock varies by 1 % where that of a busy host does by 10 %. Queueing a call takes more of the host than running it
 # does of the GPU, and everybody waits for a race: so it is short.
-_QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 240.0
+_QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 160.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ and given back within a call is the limit's business.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -58,7 +57,7 @@ def _most_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str,
 
 def _late(trial: Trial, sample: Sample) -> str:
     before = trial.run(sample, hold=True).outputs
-    time.sleep(_LATE_S)
+    trial.child.sharing.rest(_LATE_S)
     after = trial.reread(0)
     trial.child.call("drop", names=[])
     changed = [i for i, (then, now) in enumerate(zip(before, after, strict=True)) if not same_bits(then, now)]

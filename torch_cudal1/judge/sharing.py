@@ -1,0 +1,22 @@
+"""What a judge does between two requests to a child for others who use the same device: nothing, unless it knows of some.
+
+Whoever judges side by side with others gives the child a `Sharing` of its own (`training.gate`); then those who wait for the device
+need not wait for the end of a detector.
+"""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """Of a judge that shares the device with nobody it knows of."""
+
+    def give_way(self) -> None:
+        """Before each request."""
+
+    def rest(self, seconds: float) -> None:
+        """Do nothing for so long."""
+        time.sleep(seconds)
