@@ -3,7 +3,8 @@
 Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them wrong; none is measured twice.
 A run is a number of lanes and a trust: "foreign", a process for each program, as for a language model's; "own", processes used
 again, as for programs that templates render. The rate counts from the end of the second batch, when all processes are up: those of
-each lane start during the first, its spare one during the second. A run in whose first batch nothing is right ends the benchmark:
+each lane start during the first, its spare one during the second. Lanes for programs of ours share the GPU through an MPS server
+where the machine has one, unless --no-mps says otherwise. A run in whose first batch nothing is right ends the benchmark:
 its figures would say nothing.
 """
 
@@ -104,7 +105,7 @@ _PLAINS = {_CHAIN: ("torch.relu(x).mul_(2).add_(1)", "torch.relu(x) * 2"), _SOFT
 @dataclass(frozen=True)
 class Run:
     """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all lanes, a program; `batches`: how
-    many programs each had, and when it was done, in seconds since the start.
+    many programs each had, and when it was done, in seconds since the start; `served`: lanes that shared the GPU through a server.
     """
 
     lanes: int
@@ -116,6 +117,7 @@ class Run:
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     batches: list[tuple[int, float]] = field(default_factory=list)
+    served: int = 0
     details: list[str] = field(default_factory=list)  # what the last programs that should be right were told instead
 
 
@@ -156,11 +158,11 @@ def measured(terms: Terms, lanes: int, budget_s: float, shape: tuple[int, int]) 
             batches.append((len(found), round(time.monotonic() - begin, 2)))
             if not _right(outcomes):
                 break
-        wall_s = time.monotonic() - begin
+        wall_s, served = time.monotonic() - begin, evaluator.served
         asked = sum(programs for programs, _ in batches)
         seconds = {name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()}
     first_s = batches[0][1] if batches else wall_s
-    return Run(lanes, terms.trust, asked, wall_s, first_s, _rate(batches), dict(outcomes), seconds, batches, details[-8:])
+    return Run(lanes, terms.trust, asked, wall_s, first_s, _rate(batches), dict(outcomes), seconds, batches, served, details[-8:])
 
 
 def _rate(batches: Sequence[tuple[int, float]]) -> float:
@@ -178,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it")
     parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
     parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
+    parser.add_argument("--no-mps", action="store_true", help="every process with a context of its own, which the GPU gives turns")
     parser.add_argument("--shape", default="4096,2048")
     parser.add_argument("--out", type=Path, default=Path("evaluator.json"))
     options = parser.parse_args(arguments)
@@ -191,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings()
     for index, (lanes, trust) in enumerate(left):
         with tempfile.TemporaryDirectory() as folder:
-            terms = Terms(settings, contract_for(settings), device, Path(folder), trust=trust)
+            terms = Terms(settings, contract_for(settings), device, Path(folder), trust=trust, mps=not options.no_mps)
             run = measured(terms, lanes, options.budget_s / len(left), (shape[0], shape[1]))
         runs.append(run)
         print(json.dumps(asdict(run)), flush=True)

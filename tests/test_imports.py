@@ -99,7 +99,7 @@ MAY_IMPORT = {
     "hardware": GROUND,
     "fleet": (*GROUND, "source", "recorded", "targets", "warm_up"),
     "view": GROUND,
-    "training": (*FLOW, "place", "targets", "view", "published", "learned"),
+    "training": (*FLOW, "confine", "place", "targets", "view", "published", "learned"),
 }
 TOP = ("__init__", "__main__", "commands")  # may import everything
 

@@ -1,7 +1,8 @@
 """Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
 
 A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or option that is misspelt or out
-of range is refused by name. Nothing is written to the environment, but by `replace_environment` in a process made for a candidate.
+of range is refused by name. Nothing is written to the environment, but by `replace_environment` in a process made for a candidate
+and by `set_environment` in one made for measuring.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "path_with",
     "process_environment",
     "replace_environment",
+    "set_environment",
 ]
 
 PREFIX = "TORCH_CUDAL1_"
@@ -233,6 +235,11 @@ def process_environment() -> dict[str, str]:
 def replace_environment(variables: Mapping[str, str]) -> None:
     """Make these the variables of this process: one that was forked for a candidate, and was to start with no others."""
     os.environ.clear()
+    os.environ.update(variables)
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Add these to the variables of this process: one that was made to measure, before it first meets CUDA."""
     os.environ.update(variables)
 
 

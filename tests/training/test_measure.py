@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,10 +26,10 @@ from torch_cudal1.judge.statistics import summarise
 from torch_cudal1.judge.timed import Timed, stability
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.settings import Settings, process_environment
 from torch_cudal1.training.failures import failure_of
 from torch_cudal1.training.lane import Lane, Lap, NoMemory
-from torch_cudal1.training.lanes import Lanes, Question
+from torch_cudal1.training.lanes import Fault, Lanes, Question
 from torch_cudal1.training.measure import JudgeEvaluator, Remembered
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
@@ -232,6 +232,78 @@ def test_the_last_lane_is_not_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 
 def _always_without_memory(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
     raise NoMemory(question[0].id, "none left")
+
+
+class Server:
+    """In place of an MPS server: lanes that it serves know by a variable."""
+
+    began: ClassVar[list[Server]] = []
+
+    def __init__(self) -> None:
+        self.variables = {"CUDA_MPS_PIPE_DIRECTORY": str(len(self.began))}
+        self.closed = False
+        self.began.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
+    began: ClassVar[list[Server]] = []
+    monkeypatch.setattr(Server, "began", began)
+    monkeypatch.setattr(Lanes, "_served", lambda self, count: Server())
+    return began
+
+
+def _faulty(question: tuple[TrainingTask, Decoded, float | None, bool]) -> Lap:
+    """Whoever is `faulty` ends the work of all that are served; others are right once they are done, which takes a moment."""
+    served = process_environment().get("CUDA_MPS_PIPE_DIRECTORY")
+    if question[1].program.startswith("faulty"):
+        if served is not None:
+            raise Fault("an illegal memory access was encountered")
+        return Lap(Measured(question[0].id, question[1].program, "run"), {})
+    time.sleep(0.3)
+    return Lap(Measured(question[0].id, question[1].program, "wrong", detail=f"served {served}"), {})
+
+
+def test_a_fault_of_one_program_is_held_against_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+) -> None:
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _faulty)
+    names = ["p0", "faulty", "p1", "p2", "p3"]
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
+        found = evaluator.measure(TASK, [program(name, f"x = '{name}'") for name in names])
+        assert evaluator._lanes is not None
+        assert evaluator._lanes.faults == 1
+        assert evaluator.served == 2
+    assert [(one.program, one.outcome) for one in found] == [(name, "run" if name == "faulty" else "wrong") for name in names]
+    assert {one.detail for one in found if one.outcome == "wrong"} <= {"served 0", "served 1", "served None"}
+    assert "served 1" in {one.detail for one in found}, "lanes go on with another server"
+    assert [server.closed for server in servers] == [True, True]
+
+
+def test_after_some_faults_lanes_do_without_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+) -> None:
+    monkeypatch.setattr("torch_cudal1.training.lanes._in_lane", _faulty)
+    names = [f"faulty {index}" for index in range(8)]
+    with JudgeEvaluator(terms(tmp_path), lanes=2) as evaluator:
+        found = evaluator.measure(TASK, [program(name, f"x = '{name}'") for name in names])
+        assert not evaluator.served
+    assert [one.outcome for one in found] == ["run"] * len(names)
+    assert len(servers) == 3
+    assert all(server.closed for server in servers)
+
+
+def test_a_server_has_room_for_so_many_lanes(tmp_path: Path, servers: list[Server]) -> None:
+    assert Lanes(terms(tmp_path), 64).served == 9
+
+
+def test_lanes_of_strangers_or_without_a_gpu_have_no_server(tmp_path: Path) -> None:
+    assert Lanes(terms(tmp_path), 4).server is None
+    stranger = replace(terms(tmp_path), device=torch.device("cuda"))
+    assert Lanes(stranger, 4).server is None, "whose fault would end the work of all"
 
 
 def test_whoever_is_interrupted_waits_for_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from benchmarks.bench_evaluator import _CHAIN, _REFERENCE, programs
 from tests.training.sources import program
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
+from torch_cudal1.training import mps
 from torch_cudal1.training.measure import JudgeEvaluator
 from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.records import TrainingTask
@@ -87,10 +88,12 @@ def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> No
 
 
 def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
+    cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(5)]
     with NaiveEvaluator(terms) as naive:
-        (found,) = naive.measure(TASK, [program("p", SIDE_STREAM)])
-    assert found.outcome in ("ok", "unstable"), found  # right, as far as it looks
-    assert found.score is None or found.score > 2
+        found = naive.measure(TASK, cheats)
+    fooled = [one for one in found if one.outcome in ("ok", "unstable")]  # right, as far as it looks; a busy GPU is late at times
+    assert fooled, found
+    assert all(one.score is None or one.score > 2 for one in fooled)
 
 
 def test_programs_of_templates_share_processes(locks: Path) -> None:
@@ -128,7 +131,8 @@ def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
     own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
     left = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
     with JudgeEvaluator(own) as evaluator:
-        right, found = evaluator.measure(TASK, [next(programs(_CHAIN, "cuda", WIDTH)), program("left", left)])
+        (right,) = evaluator.measure(TASK, [next(programs(_CHAIN, "cuda", WIDTH))])
+        (found,) = evaluator.measure(TASK, [program("left", left)])
         lane = evaluator._lane
         assert right.outcome == "ok", right
         assert found.outcome == "wrong", found
@@ -140,3 +144,53 @@ def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
         assert lane._processes.kept is not None
         kept_bytes.append(lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
     assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, "memory stays with the process until another reference comes"
+
+
+FAULTY = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at + (1 << 45), tl.load(x + at))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(x.numel() // 1024,)](x, y, BLOCK=1024)
+        return y
+"""
+
+
+def test_lanes_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> None:
+    own = Terms(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
+    stream = programs(_CHAIN, "cuda", WIDTH)
+    asked = [next(stream) for _ in range(12)]
+    asked.insert(5, program("faulty", FAULTY))
+    with JudgeEvaluator(own, lanes=3) as evaluator:
+        first = evaluator.measure(TASK, asked[:3])
+        if not evaluator.served:
+            pytest.skip("this machine has no MPS server")
+        found = {one.program: one for one in [*first, *evaluator.measure(TASK, asked[3:])]}
+        assert evaluator._lanes is not None
+        assert evaluator._lanes.faults == 1, found["faulty"]
+    assert found.pop("faulty").outcome == "run"
+    for name, one in found.items():
+        wrong = int(name.rpartition(" ")[2]) % 4 == 3
+        assert one.outcome in (("wrong",) if wrong else ("ok", "unstable")), one  # others may use this GPU
+
+
+def test_a_server_ends_with_its_evaluator() -> None:
+    server = mps.start(torch.device("cuda"))
+    if server is None:
+        pytest.skip("this machine has no MPS server")
+    (number,) = server.told("get_server_list").split()
+    server.close()
+    assert server._daemon.poll() is not None
+    assert not server._folder.exists()
+    state = Path(f"/proc/{number}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

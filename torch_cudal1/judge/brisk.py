@@ -25,7 +25,8 @@ from torch_cudal1.judge.measure import Pairs, measure
 from torch_cudal1.judge.profiles import BUCKETS, TimingPlan
 from torch_cudal1.judge.roofline import Work, ceiling, roofline
 from torch_cudal1.judge.sandbox import CandidateFailure
-from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks, timing_state
+from torch_cudal1.judge.timed import Audit, Timed, facts_of, stability, sync_checks
+from torch_cudal1.judge.timed_pair import first_call
 from torch_cudal1.judge.timing import L2, Batch, Warm, leading
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
@@ -181,7 +182,7 @@ class Ready:
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         bound = roofline(Work(0.0, 4, race.audit.output_bytes), ceiling(self.trial.device), found.summary.b_us)
-        checks = [timing_state(found), *stability(found), bound]
+        checks = [first_call(self.trial, found, race.audit.sets), *stability(found), bound]
         timed = Timed(found, tuple(checks), facts_of(found) | {"seconds": time.monotonic() - started})
         return timed if self.beside else self.examined(timed)
 

@@ -4,15 +4,20 @@ A lane holds the inputs and the float64 results of one reference at a time, and 
 judge a program or two. So a lane stays with a reference while programs for it wait, and goes where most of them wait for each lane
 that is there already. A lane whose process ends takes nobody else's work with it: what it was at is asked once more. One that finds
 no memory on the GPU, or no process, is given up while there are others.
+
+Lanes for programs of ours share the GPU through a server (`mps`), where a fault of one program ends the work of all. Each lane asks
+after its own context when a program is done, so no answer rests on a fault of somebody else's: all lanes are ended then, and what
+they were at is asked again in a lane apart, which has a context of its own. After some faults all lanes do without the server.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any, TypeAlias
 
@@ -20,6 +25,8 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error, SandboxError
+from torch_cudal1.settings import set_environment
+from torch_cudal1.training import mps
 from torch_cudal1.training.lane import Lane, Lap, NoMemory
 from torch_cudal1.training.records import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
@@ -35,6 +42,9 @@ _SETS = (
     120  # tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and a ring in the child
 )
 _SHARE = 0.9  # of the memory that is free
+_CONTEXTS = 5  # of one lane, see above
+_MOST_FAULTS = 3  # after which a server is worth less than what it costs to begin anew
+_SPREAD_S = 0.05  # until a fault that ended a program has reached its lane's own context
 _WORTH_MOVING = 2  # programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
 
 
@@ -56,39 +66,81 @@ class _Seat:
     answer: Future[Lap] | None = None
 
 
+class Fault(Cudal1Error, RuntimeError):
+    """The GPU's context that all lanes share is gone, by whichever of their programs."""
+
+
 class Lanes:
-    """`count` lanes. Use from one thread; `close` ends their processes."""
+    """`count` lanes, fewer where a server for all of them has no more room. Use from one thread; `close` ends their processes.
+
+    `server`: what they share the GPU through, if anything. `faults`: how many programs have ended the work of all.
+    """
 
     def __init__(self, terms: Terms, count: int) -> None:
         self._terms = terms
-        self._seats = [_Seat() for _ in range(count)]
+        self.faults = 0
+        self.server = self._served(count)
+        self._seats = [_Seat() for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)]
+        self._apart = _Seat()
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        for seat in self._seats:
+        for seat in (*self._seats, self._apart):
             _vacate(seat)
+        if self.server is not None:
+            self.server.close()
+
+    @property
+    def served(self) -> int:
+        """How many lanes share the GPU through a server."""
+        return len(self._seats) if self.server is not None else 0
+
+    def _served(self, count: int) -> mps.Mps | None:
+        terms = self._terms
+        worth = terms.mps and count > 1 and terms.trust == "own" and terms.device.type == "cuda"
+        return mps.start(terms.device) if worth else None
 
     def answers(self, questions: Sequence[Question]) -> Iterator[Lap | Cudal1Error]:
         """One for each question as it comes, not in order. Whoever ends the process of two lanes has failed."""
         waiting: dict[str, deque[Question]] = {}
         again: set[tuple[str, str]] = set()
+        apart: deque[Question] = deque()
         for question in questions:
             waiting.setdefault(question[0].reference, deque()).append(question)
         while True:
             for seat in self._seats:
                 if seat.question is None and (reference := self._next(seat, waiting)):
                     self._give(seat, waiting[reference].popleft())
-            busy = {seat.answer: seat for seat in self._seats if seat.answer is not None}
+            if apart and self._apart.question is None:
+                self._give(self._apart, apart.popleft())
+            busy = {seat.answer: seat for seat in (*self._seats, self._apart) if seat.answer is not None}
             if not busy:
                 return
             for done in wait(busy, return_when=FIRST_COMPLETED).done:
-                question, answer = _taken(busy[done])
+                seat = busy[done]
+                if seat.answer is None:  # ended meanwhile, with all others
+                    continue
+                question, answer = _taken(seat)
                 name = (question[0].id, question[1].program)
-                if name not in again and self._lost(busy[done], answer):
+                if isinstance(answer, Fault):
+                    apart.extend((question, *self._begin_anew()))
+                elif name not in again and self._lost(seat, answer):
                     again.add(name)
-                    waiting[question[0].reference].append(question)
+                    (apart if seat is self._apart else waiting[question[0].reference]).append(question)
                 else:
                     yield answer or _twice_lost(question)
+
+    def _begin_anew(self) -> list[Question]:
+        """After a fault: end all lanes but the one apart, and their server. What they were at."""
+        self.faults += 1
+        observe.record("judge", "mps", "fault", faults=self.faults)
+        asked = [seat.question for seat in self._seats if seat.question is not None]
+        for seat in self._seats:
+            _vacate(seat)
+        if self.server is not None:
+            self.server.close()
+            self.server = self._served(len(self._seats)) if self.faults < _MOST_FAULTS else None
+        return asked
 
     def _lost(self, seat: _Seat, answer: Lap | Cudal1Error | None) -> bool:
         """Whether the lane is to blame, or this machine: its process ended, or found no memory or no process for the program.
@@ -98,7 +150,7 @@ class Lanes:
         if answer is None:
             observe.record("judge", "lane_lost", "training")
             return True
-        if not isinstance(answer, SandboxError | NoMemory) or len(self._seats) == 1:
+        if not isinstance(answer, SandboxError | NoMemory) or len(self._seats) == 1 or seat is self._apart:
             return False
         observe.record("judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1)
         _vacate(seat)
@@ -125,7 +177,8 @@ class Lanes:
             if seat.pool is None:
                 context = get_context("forkserver")  # lanes import torch once for all of them, and inherit no CUDA context
                 context.set_forkserver_preload([__name__])
-                seat.pool = ProcessPoolExecutor(1, context, _open_lane, (self._terms, torch.get_num_threads()))
+                served = self.server.variables if self.server is not None and seat is not self._apart else {}
+                seat.pool = ProcessPoolExecutor(1, context, _open_lane, (self._terms, torch.get_num_threads(), served))
             try:
                 seat.answer = seat.pool.submit(_in_lane, question)
                 return
@@ -168,13 +221,15 @@ def _vacate(seat: _Seat) -> None:
 
 
 _terms: Terms | None = None  # of this process, if it is one of these
+_served = False  # whether it is one of those that share the GPU's context
 _lane: Lane | None = None
 
 
-def _open_lane(terms: Terms, threads: int) -> None:
-    global _terms
+def _open_lane(terms: Terms, threads: int, served: Mapping[str, str]) -> None:
+    global _terms, _served
     torch.set_num_threads(threads)
-    _terms = terms
+    set_environment(served)
+    _terms, _served = replace(terms, device=torch.device("cuda")) if served else terms, bool(served)
 
 
 def _in_lane(question: Question) -> Lap:
@@ -182,4 +237,22 @@ def _in_lane(question: Question) -> Lap:
     if _lane is None:
         assert _terms is not None
         _lane = Lane(_terms)
-    return _lane.measure(*question)
+    if not _served:
+        return _lane.measure(*question)
+    sound = False
+    try:
+        lap = _lane.measure(*question)
+        sound = lap.measured.outcome in ("ok", "wrong", "compile")
+        return lap
+    finally:
+        _ask_after_the_context(sound)
+
+
+def _ask_after_the_context(sound: bool) -> None:
+    """Raises Fault where it is gone. A program that was `sound` ran before that, but then nobody waits for the next one."""
+    if not sound:
+        time.sleep(_SPREAD_S)
+    try:
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as error:
+        raise Fault(str(error)) from error

@@ -130,6 +130,11 @@ class JudgeEvaluator:
             self._lanes.close()
         self._lane = self._lanes = None
 
+    @property
+    def served(self) -> int:
+        """How many lanes share a GPU through an MPS server."""
+        return self._lanes.served if self._lanes is not None else 0
+
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """One measurement for each program, in order. Raises TargetError for the task, SandboxError for the machine."""
         return self.measure_all([(task, programs)])[0]

@@ -29,7 +29,8 @@ class Terms:
     `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA graphs. `rule`: which variance of
     the seven buckets is too large for a score, see `reward.score_of`.
     `trust`: "own" for programs that our templates render: their process is used again while nothing went wrong in it; what a
-    language model writes is "foreign" and has a process for itself. `folder`: for the locks of the GPU.
+    language model writes is "foreign" and has a process for itself. `folder`: for the locks of the GPU. `mps`: lanes for our own
+    programs share the GPU through an MPS server where this machine has one, which is twice as fast.
     """
 
     settings: Settings
@@ -41,6 +42,7 @@ class Terms:
     rule: Rule = "strict"
     trust: Trust = "foreign"
     forked: bool = True
+    mps: bool = True
 
     @property
     def plan(self) -> TimingPlan:
