@@ -3,12 +3,13 @@
 #
 # Put it on the line of each GPU: lanes share the tasks, and a later call goes on where all lanes together had stopped. Argument: the
 # seconds of this call (900). KERNELBENCH: a checkout of KernelBench. SIZES=release with RELEASE=FILE.json: the sizes of a CUDA-L1
-# release, whose code becomes a column with CANDIDATES=1. RIGHTS=tf32|ieee: other precision for everyone. ONLY="1/1 2/76": these tasks.
+# release, whose code becomes a column with CANDIDATES=1. ARMS="only rewrites,only kernels": searches with techniques left out, as
+# columns. RIGHTS=tf32|ieee: other precision for everyone. ONLY="1/1 2/76": these tasks.
 # PROFILE=quick: longer searches. THREADS=4: compilers of each task. Rows go to kernelbench-SIZES-RIGHTS-LANE.jsonl; those that
 # KNOWN names (files) are not done again. The entries of the searches, which a cache folder can hold, come back in NAME-entries.tgz.
 set -uo pipefail
 seconds=${1:-900} sizes=${SIZES:-today} rights=${RIGHTS:-default} python=${PYTHON:-python3} device=${DEVICE:-cuda:0}
-name=kernelbench-$sizes-$rights
+name=kernelbench-$sizes-$rights${ARMS:+-arms}
 rows=$OUT/$name-${CUDA_VISIBLE_DEVICES:-all}.jsonl log=${rows%.jsonl}.txt
 case $sizes in
 today) tasks=${KERNELBENCH:?a checkout of KernelBench} ;;
@@ -27,7 +28,9 @@ workers=${WORKERS:-$((cores / gpus / 2))}
 threads=${THREADS:-1} # more of them start a pool of compilers in each task: for few tasks with hundreds of kernels
 # shellcheck disable=SC2206  # words
 only=(${ONLY:+--only $ONLY}) known=("$OUT/$name"-*.jsonl ${KNOWN:-})
-candidates=()
+candidates=() arms=()
+IFS=, read -ra named <<<"${ARMS:-}"
+[ ${#named[@]} -eq 0 ] || arms=(--arms "${named[@]}")
 [ -z "${CANDIDATES:-}" ] || candidates=(--candidates "${RELEASE:?}")
 
 # the first lane to come compiles for all of them, on the cores that nobody else wants
@@ -41,7 +44,7 @@ compiling=$!
 
 timeout -s TERM -k 10 $((seconds + 20)) "$python" -m benchmarks.kernelbench run "$tasks" --out "$rows" --known "${known[@]}" \
     --claims "$work/claims" --work "$work" --device "$device" --profile "${PROFILE:-fast}" --rights "$rights" --workers "$workers" --threads "$threads" \
-    --budget-s "$seconds" --reserve-s "${RESERVE:-40}" "${only[@]}" "${candidates[@]}" >>"$log" 2>&1
+    --budget-s "$seconds" --reserve-s "${RESERVE:-40}" "${only[@]}" "${candidates[@]}" "${arms[@]}" >>"$log" 2>&1
 code=$?
 [ ! -d "$work/cudal1/v1" ] || tar czf "$OUT/$name-entries.tgz" -C "$work/cudal1" v1 # by each lane: the last one to end has all
 kill "$compiling" 2>/dev/null
