@@ -75,8 +75,9 @@ def test_right_triton_programs_have_scores_and_wrong_ones_have_none(evaluator: J
 def test_the_same_program_measured_twice_has_nearly_the_same_score(evaluator: JudgeEvaluator) -> None:
     asked = next(programs(_CHAIN, "cuda", WIDTH))
     twins = [program(f"twin {index}", asked.source + f"\n# {index}\n") for index in range(4)]
-    scores = [one.score for one in evaluator.measure(TASK, twins)]
-    assert None not in scores
+    found = evaluator.measure(TASK, twins)
+    scores = [one.score for one in found]
+    assert None not in scores, [(one.outcome, one.detail) for one in found]
     logs = [math.log(score) for score in scores if score is not None]
     assert max(logs) - min(logs) < 0.05
 
@@ -88,7 +89,7 @@ def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> No
 
 
 def test_the_naive_clock_does_not_see_another_stream(terms: Terms) -> None:
-    cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(5)]
+    cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(3)]
     with NaiveEvaluator(terms) as naive:
         found = naive.measure(TASK, cheats)
     fooled = [one for one in found if one.outcome in ("ok", "unstable")]  # right, as far as it looks; a busy GPU is late at times
