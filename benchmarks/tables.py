@@ -45,7 +45,7 @@ _OVERHEAD = (
     "cpu-overhead.json",
 )
 _CACHE = ("cpu-cache.json",)
-_FLEET = ("h200-fleet.json", "h200-fleet-cold.json")
+_FLEET = ("h200-fleet.json", "h200-fleet-cold.json", "h200-fleet-one.json")
 _RANKS = ("h200-ranks-2.json", "h200-ranks-4.json")
 _OURS = "cudal1.accelerate"
 _DENOMINATORS = (BEST, "torch.compile", "eager")

@@ -31,7 +31,8 @@ def evaluated(found: Mapping[str, Any]) -> list[str]:
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(row["outcomes"].items()))
         steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in list(row["seconds"].items())[:8])
         last = _last_rate(row.get("batches", []))
-        lines.append(f"| {row['lanes']} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {last} | {outcomes} | {steps} |")
+        lanes = f"{row['served']} behind one server" if row.get("served") else row["lanes"]
+        lines.append(f"| {lanes} | {row['trust']} | {row['programs']} | {row['rate']:.2f} | {last} | {outcomes} | {steps} |")
     return [*lines, "", f"The goal on one H200 is {found['goal']:g} a second."]
 
 

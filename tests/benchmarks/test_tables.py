@@ -32,7 +32,7 @@ NAMED_BY = {
     "ranks": ("devices", "backend", "scene"),
     "training": ("name",),
     "float64": ("case",),
-    "evaluator": ("lanes", "trust"),
+    "evaluator": ("programs", "trust"),
 }
 
 
