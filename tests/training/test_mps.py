@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeAlias
 
 import pytest
 import torch
 
 from torch_cudal1.training import mps
 
+Make: TypeAlias = Callable[..., Path]  # gives this machine such a program, in a mode
 CUDA = torch.device("cuda")
 # Served by `-f` until it is told to quit; each command comes to a process of its own, as with the real one.
 DAEMON = """#!/usr/bin/env python3
@@ -33,7 +37,7 @@ elif "ASIDE" not in {mode!r}:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Gives this machine a GPU and such a program, in a mode."""
 
     def make(mode: str = "", probe: str = "") -> Path:
@@ -54,7 +58,7 @@ def _made(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine) -> None:
+def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: Make) -> None:
     folder = machine()
     server = mps.start(CUDA)
     assert server is not None
@@ -70,10 +74,32 @@ def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine) -> N
 @pytest.mark.parametrize(
     ("mode", "probe"), [("BROKEN", ""), ("", "raise SystemExit(1)"), ("ASIDE", "")], ids=["ends", "serves nobody", "is passed by"]
 )
-def test_a_daemon_that_does_not_work_is_done_without_and_nothing_is_left(machine, mode: str, probe: str) -> None:
+def test_a_daemon_that_does_not_work_is_done_without_and_nothing_is_left(machine: Make, mode: str, probe: str) -> None:
     folder = machine(mode, probe)
     assert mps.start(CUDA) is None
     assert not folder.exists()
+
+
+def test_what_killed_evaluators_left_is_removed_and_nothing_else(
+    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name, owner in (
+        ("cudal1-mps-gone", gone.pid),
+        ("cudal1-mps-lives", os.getpid()),
+        ("cudal1-mps-new", ""),
+        ("mine", gone.pid),
+    ):
+        (tmp_path / name).mkdir()
+        if owner:
+            (tmp_path / name / "owner").write_text(str(owner))
+    machine()
+    server = mps.start(CUDA)
+    assert server is not None
+    server.close()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cudal1-mps-lives", "cudal1-mps-new", "mine"}
 
 
 def test_without_such_a_program_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +107,7 @@ def test_without_such_a_program_there_is_no_server(monkeypatch: pytest.MonkeyPat
     assert mps.start(CUDA) is None
 
 
-def test_a_daemon_that_does_not_quit_is_killed(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_quit_is_killed(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     server = mps.start(CUDA)
     assert server is not None

@@ -11,6 +11,7 @@ the thread that started it. Source: NVIDIA, Multi-Process Service, sections 3.3 
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ __all__ = ["MOST_CLIENTS", "Mps", "start"]
 
 MOST_CLIENTS = 48  # contexts that a server serves on one GPU before Blackwell
 _CONTROL = "nvidia-cuda-mps-control"
+_PREFIX, _OWNER = "cudal1-mps-", "owner"
 _START_S, _PROBE_S, _END_S = 10.0, 60.0, 10.0
 _INHERITED = ("PATH", "HOME", "LD_LIBRARY_PATH"), ("CUDA_", "NVIDIA_")
 _PROBE = """
@@ -100,7 +102,9 @@ def start(device: torch.device) -> Mps | None:
     """A server for this GPU, None where this machine has no such program or it does not work here."""
     if shutil.which(_CONTROL) is None:
         return None
-    folder = Path(tempfile.mkdtemp(prefix="cudal1-mps-"))  # a short path: a socket's name has 108 characters
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # a short path: a socket's name has 108 characters
+    (folder / _OWNER).write_text(str(os.getpid()))
     variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     daemon = subprocess.Popen(
@@ -119,3 +123,14 @@ def start(device: torch.device) -> Mps | None:
         return None
     observe.record("judge", "mps", "started")
     return server
+
+
+def _sweep() -> None:
+    """Remove the folders of evaluators that were killed; their daemons died with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            owner = int((folder / _OWNER).read_text())
+        except (OSError, ValueError):  # somebody else's, or not written yet
+            continue
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
