@@ -23,9 +23,9 @@ from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.lower import propose
 from torch_cudal1.kernels.traits import Island as Traits
 from torch_cudal1.place import Place, place_for
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Check, Contract, Miss, Region, Target, Verdict
-from torch_cudal1.search import Standing, islands_of, search
+from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.records import Candidate, Check, Contract, Miss, Region, Schedule, Target, Verdict
+from torch_cudal1.search import Standing, _other_way, islands_of, search
 from torch_cudal1.settings import Settings
 
 PROPOSED = tuple(Proposal("gemm", {"name": name}) for name in ("first", "best", "wrong", "broken", "slow"))
@@ -263,6 +263,43 @@ def test_every_island_that_a_search_asks_kernels_for_is_known_ahead(
     ranking = judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0})
     assert list(begun.candidates(ranking, float("inf"), standing))
     assert asked <= {island.region.program.digest for island in islands_of(region)}
+
+
+def _kernel_and(operators: int) -> Program:
+    """A kernel of its own, then so many element-wise operators."""
+    one = TensorSpec("float32", (8,), (1,), "cuda")
+    kernel = Program(
+        (one,), (Alloc(1, one), Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1))))), (1,)
+    )
+    steps = [Aten("aten.relu.default", (Value(1 + index),), (), (2 + index,)) for index in range(operators)]
+    return Program((one,), (Call(kernel, (0,), (1,)), *steps), (1 + operators,))
+
+
+@pytest.mark.parametrize(
+    ("operators", "schedule", "order", "other"),
+    [
+        (1, "inductor", ["inductor", "inductor+graph", "eager", "eager+graph"], "eager"),
+        (1, "inductor+graph", ["inductor+graph", "inductor", "eager+graph", "eager"], "eager+graph"),
+        (1, "inductor", ["inductor", "eager"], None),  # it was tried
+        (0, "eager", ["inductor", "inductor+graph", "eager"], None),  # there is nothing to compile
+        (9, "inductor", ["inductor", "inductor+graph", "eager"], None),  # there is much
+    ],
+)
+def test_the_best_is_tried_the_other_way_at_last_where_its_kernels_leave_little(
+    operators: int, schedule: Schedule, order: list[Schedule], other: str | None
+) -> None:
+    best = Candidate(_kernel_and(operators), schedule, "builtin", ("attention",))
+    found = list(_other_way(best, order))
+    assert [(one.schedule, one.program, one.techniques) for one in found] == (
+        [(other, best.program, ("attention",))] if other else []
+    )
+
+
+def test_a_best_without_kernels_is_not_tried_again(place: Place) -> None:
+    with torch.no_grad():
+        (region,) = captured_regions(nn.ReLU(), (torch.randn(8),))
+    assert not list(_other_way(Candidate(region.program, "inductor", "builtin"), ["inductor", "inductor+graph", "eager"]))
+    assert not list(_other_way(None, ["inductor", "inductor+graph", "eager"]))
 
 
 def test_the_dearest_islands_come_first(place: Place) -> None:

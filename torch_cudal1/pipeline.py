@@ -239,7 +239,8 @@ def _decided(region: Region, place: Place, candidates: Iterable[Candidate | Reje
         longest_s = max(longest_s, judge.working_s() - begun)
         tried.append(judge.tried(judgement))
         best = best.or_better(judgement)
-        race.standing.best_us = best.judgement.timing.candidate_us if best.judgement and best.judgement.timing else None
+        if best.judgement and best.judgement.timing:
+            race.standing.best_us, race.standing.best = best.judgement.timing.candidate_us, best.candidate
         if judgement.timing is not None:
             race.standing.gain = max(race.standing.gain, judgement.timing.speedup)
     race.say("decided", 1.0)

@@ -7,7 +7,7 @@ baselines are raced. Nothing is judged here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_cudal1 import judge
 from torch_cudal1.graph.partition import Island, partition, splice, starts_island
@@ -20,23 +20,25 @@ from torch_cudal1.program.cost import ROOFLINES, is_view, launches_us
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
-from torch_cudal1.source.builtin import compose
+from torch_cudal1.source.builtin import SCHEDULES_PER_VARIANT, compose
 
 __all__ = ["Search", "Standing", "fastest_first", "islands_of", "search"]
 
 _IN_PANELS = frozenset({"triangular_matmul"})  # rules that cut a product in pieces: a kernel for the whole saves more than they do
+_FEW_LEFT = 8  # operators beside kernels: of more Inductor makes fewer, and eager is hopeless
 _TIE = 1.25  # for the order of candidates: on a busy machine the race of slow baselines is off by that much
 _MUCH = 0.05  # of a call's time: so much launching, and a CUDA graph may win by it; so much saved, and it is tried first
 
 
 @dataclass
 class Standing:
-    """How a search stands: microseconds of the best candidate that was accepted so far, None before there is one; and the largest
-    speed-up that was measured of any, accepted or not.
+    """How a search stands: microseconds of the best candidate that was accepted so far, and which it is, None before there is one;
+    and the largest speed-up that was measured of any, accepted or not.
     """
 
     best_us: float | None = None
     gain: float = 0.0
+    best: Candidate | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Search:
     def candidates(self, ranking: judge.Ranking, deadline: float, standing: Standing) -> Iterator[Candidate | Rejected]:
         """Kernels for products where these are most of the time, or alone save a noticeable part of it; then rewritten forms, which
         cost nothing to build, then the same with kernels in all islands, unless those for products have lost, and without these,
-        unless they have won. No kernel is looked for after `deadline`, on the clock of `judge.working_s`.
+        unless they have won; at last the best of all with the little that its kernels leave run the other way. No kernel is looked
+        for after `deadline`, on the clock of `judge.working_s`.
         """
         schedules = fastest_first(ranking, self.region)
         rewrites = [(self.variant.program, self.variant.techniques)] if self.variant is not None and self.pays else []
@@ -99,6 +102,7 @@ class Search:
         if not (first and standing.best_us is not None):
             fused = partition(_form(self.region, self.variant)).islands
             yield from self._spliced(self.variant, fused, self.kernels, schedules)
+        yield from _other_way(standing.best, schedules)
 
     def _spliced(
         self, form: Variant | None, islands: Sequence[Island], kernels: IslandKernels, schedules: Sequence[Schedule]
@@ -176,7 +180,23 @@ def _copies_us(region: Region) -> float:
     return 2e6 * moved / ROOFLINES["cuda"].bytes_per_s
 
 
+def _other_way(best: Candidate | None, schedules: Sequence[Schedule]) -> Iterator[Candidate]:
+    """`best` with the few operators that its kernels leave run by eager instead of Inductor, or the other way round, unless that was
+    tried: the order of schedules is that of the whole region, most of which is kernels now.
+    """
+    if best is None or not best.program.launches or not 1 <= _count_left(best.program) <= _FEW_LEFT:
+        return
+    tried = _suited(best.program, schedules)[:SCHEDULES_PER_VARIANT]
+    ways = {name.partition("+")[0] for name in (best.schedule, *tried)}
+    other = next((name for name in schedules if name.partition("+")[0] not in ways), None)
+    if other is not None:
+        yield replace(best, schedule=other)
+
+
+def _count_left(program: Program) -> int:
+    return sum(isinstance(step, Aten) and not is_view(step) for step in program.steps)
+
+
 def _suited(program: Program, schedules: Sequence[Schedule]) -> list[Schedule]:
     """The schedules in their order; where nothing is left for Inductor to compile, those without it first."""
-    left = any(isinstance(step, Aten) and not is_view(step) for step in program.steps)
-    return list(schedules) if left else sorted(schedules, key=lambda name: not name.startswith("eager"))
+    return list(schedules) if _count_left(program) else sorted(schedules, key=lambda name: not name.startswith("eager"))

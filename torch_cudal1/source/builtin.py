@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Candidate, Schedule
 
-__all__ = ["compose"]
+__all__ = ["SCHEDULES_PER_VARIANT", "compose"]
 
-_SCHEDULES_PER_VARIANT = 2  # a judgement costs seconds; not measured whether a third schedule ever wins
+SCHEDULES_PER_VARIANT = 2  # a judgement costs seconds; a third one is worth it for the best of all only, see `search`
 
 
 def compose(
     variants: Sequence[tuple[Program, tuple[str, ...]]], schedules: Sequence[Schedule], *, origin: str = "builtin"
 ) -> Iterator[Candidate]:
     """Candidates for each (program, techniques) under the best schedules, all variants under the best schedule first."""
-    for schedule in schedules[:_SCHEDULES_PER_VARIANT]:
+    for schedule in schedules[:SCHEDULES_PER_VARIANT]:
         for program, techniques in variants:
             yield Candidate(program, schedule, origin, techniques)
