@@ -181,7 +181,7 @@ def _copies_us(region: Region) -> float:
 
 
 def _other_way(best: Candidate | None, schedules: Sequence[Schedule]) -> Iterator[Candidate]:
-    """`best` with the few operators that its kernels leave run by eager instead of Inductor, or the other way round, unless that was
+    """`best` with the few operators that its kernels leave run by eager instead of Inductor, or the other way round, unless it was
     tried: the order of schedules is that of the whole region, most of which is kernels now.
     """
     if best is None or not best.program.launches or not 1 <= _count_left(best.program) <= _FEW_LEFT:
