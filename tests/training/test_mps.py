@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,9 +46,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
-        monkeypatch.setattr(mps.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / "pipe"))
+        monkeypatch.setattr(mps.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / "cudal1-mps-pipe"))
         monkeypatch.setattr(mps, "_PROBE", probe)
-        return tmp_path / "pipe"
+        return tmp_path / "cudal1-mps-pipe"
 
     return make
 
@@ -84,21 +84,18 @@ def test_what_killed_evaluators_left_is_removed_and_nothing_else(
     machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path))
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for name, owner in (
-        ("cudal1-mps-gone", gone.pid),
-        ("cudal1-mps-lives", os.getpid()),
-        ("cudal1-mps-new", ""),
-        ("mine", gone.pid),
-    ):
+    for name in ("cudal1-mps-gone", "cudal1-mps-lives", "cudal1-mps-new", "mine"):
         (tmp_path / name).mkdir()
-        if owner:
-            (tmp_path / name / "owner").write_text(str(owner))
-    machine()
-    server = mps.start(CUDA)
-    assert server is not None
-    server.close()
+        if name != "cudal1-mps-new":
+            (tmp_path / name / "owner").touch()
+    pipe = machine()
+    with (tmp_path / "cudal1-mps-lives" / "owner").open() as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        server = mps.start(CUDA)
+        assert server is not None
+        mps._sweep()
+        assert pipe.exists(), "its own"
+        server.close()
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cudal1-mps-lives", "cudal1-mps-new", "mine"}
 
 

@@ -11,6 +11,7 @@ the thread that started it. Source: NVIDIA, Multi-Process Service, sections 3.3 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -52,6 +53,7 @@ class Mps:
     variables: dict[str, str]
     _folder: Path
     _daemon: subprocess.Popen[bytes]
+    _lock: int
 
     def close(self) -> None:
         """End it and all work that it serves. Safe to call twice."""
@@ -63,6 +65,9 @@ class Mps:
                 self._daemon.kill()
                 self._daemon.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def told(self, command: str) -> str:
         """What the daemon answers to a command; "" for nothing within some seconds."""
@@ -104,7 +109,7 @@ def start(device: torch.device) -> Mps | None:
         return None
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # a short path: a socket's name has 108 characters
-    (folder / _OWNER).write_text(str(os.getpid()))
+    lock = _owned(folder)
     variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     daemon = subprocess.Popen(
@@ -116,7 +121,7 @@ def start(device: torch.device) -> Mps | None:
         start_new_session=True,
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
-    server = Mps(variables, folder, daemon)
+    server = Mps(variables, folder, daemon, lock)
     if problem := server.ready():
         observe.record("judge", "mps", "none", reason=problem)
         server.close()
@@ -125,12 +130,25 @@ def start(device: torch.device) -> Mps | None:
     return server
 
 
+def _owned(folder: Path) -> int:
+    """A lock on the folder for as long as this process lives, whoever else sees the folder from whichever container."""
+    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(folder / "new", folder / _OWNER)
+    return lock
+
+
 def _sweep() -> None:
     """Remove the folders of evaluators that were killed; their daemons died with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
-            owner = int((folder / _OWNER).read_text())
-        except (OSError, ValueError):  # somebody else's, or not written yet
+            lock = os.open(folder / _OWNER, os.O_RDWR)
+        except OSError:  # somebody else's, or not locked yet
             continue
-        if not Path(f"/proc/{owner}").exists():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its evaluator lives
+        finally:
+            os.close(lock)
