@@ -9,7 +9,7 @@
 # KNOWN names (files) are not done again. The entries of the searches, which a cache folder can hold, come back in NAME-entries.tgz.
 set -uo pipefail
 seconds=${1:-900} sizes=${SIZES:-today} rights=${RIGHTS:-default} python=${PYTHON:-python3} device=${DEVICE:-cuda:0}
-name=kernelbench-$sizes-$rights${ARMS:+-arms}
+name=kernelbench-${ARMS:+arms-}$sizes-$rights
 rows=$OUT/$name-${CUDA_VISIBLE_DEVICES:-all}.jsonl log=${rows%.jsonl}.txt
 case $sizes in
 today) tasks=${KERNELBENCH:?a checkout of KernelBench} ;;

@@ -250,9 +250,9 @@ class Server:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
-    began: ClassVar[list[Server]] = []
+    began: list[Server] = []
     monkeypatch.setattr(Server, "began", began)
-    monkeypatch.setattr(Lanes, "_served", lambda self, count: Server())
+    monkeypatch.setattr(Lanes, "_begin_server", lambda self, count: Server())
     return began
 
 
@@ -438,6 +438,7 @@ def test_on_a_cpu_that_others_use_two_clocks_that_differ_prove_no_cheat() -> Non
 
 
 def test_the_reference_of_these_tests_is_used(lane: Lane) -> None:
+    assert lane.measure(TASK, program("asks for it", source("x * 7"))).measured.outcome == "wrong"
     assert REFERENCE in lane._benches
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +99,32 @@ def test_what_killed_evaluators_left_is_removed_and_nothing_else(
         assert pipe.exists(), "its own"
         server.close()
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cudal1-mps-lives", "cudal1-mps-new", "mine"}
+
+
+KILLED = """
+import sys, time
+from types import SimpleNamespace
+import torch
+from torch_cudal1.training import mps
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid="12-34")
+mps._PROBE = ""
+print(mps.start(torch.device("cuda"))._daemon.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_daemon_dies_with_an_evaluator_that_is_killed(machine: Make, tmp_path: Path) -> None:
+    machine()
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, text=True) as evaluator:
+        assert evaluator.stdout is not None
+        daemon = Path(f"/proc/{int(evaluator.stdout.readline())}/stat")
+        assert daemon.exists()
+        evaluator.kill()
+    until = time.monotonic() + 30
+    while daemon.exists() and daemon.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "it lives on"
+        time.sleep(0.05)
 
 
 def test_without_such_a_program_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ class Lanes:
     def __init__(self, terms: Terms, count: int) -> None:
         self._terms = terms
         self.faults = 0
-        self.server = self._served(count)
+        self.server = self._begin_server(count)
         self._seats = [_Seat() for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)]
         self._apart = _Seat()
 
@@ -95,7 +95,7 @@ class Lanes:
         """How many lanes share the GPU through a server."""
         return len(self._seats) if self.server is not None else 0
 
-    def _served(self, count: int) -> mps.Mps | None:
+    def _begin_server(self, count: int) -> mps.Mps | None:
         terms = self._terms
         worth = terms.mps and count > 1 and terms.trust == "own" and terms.device.type == "cuda"
         return mps.start(terms.device) if worth else None
@@ -139,7 +139,7 @@ class Lanes:
             _vacate(seat)
         if self.server is not None:
             self.server.close()
-            self.server = self._served(len(self._seats)) if self.faults < _MOST_FAULTS else None
+            self.server = self._begin_server(len(self._seats)) if self.faults < _MOST_FAULTS else None
         return asked
 
     def _lost(self, seat: _Seat, answer: Lap | Cudal1Error | None) -> bool:
@@ -249,7 +249,7 @@ def _in_lane(question: Question) -> Lap:
 
 
 def _ask_after_the_context(sound: bool) -> None:
-    """Raises Fault where it is gone. A program that was `sound` ran before that, but then nobody waits for the next one."""
+    """Raises Fault where it is gone. After a program that was not `sound` a fault may still be on its way here."""
     if not sound:
         time.sleep(_SPREAD_S)
     try:

@@ -11,6 +11,7 @@ the thread that started it. Source: NVIDIA, Multi-Process Service, sections 3.3 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -22,6 +23,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -53,7 +55,7 @@ class Mps:
     variables: dict[str, str]
     _folder: Path
     _daemon: subprocess.Popen[bytes]
-    _lock: int
+    _lock: BinaryIO
 
     def close(self) -> None:
         """End it and all work that it serves. Safe to call twice."""
@@ -65,9 +67,7 @@ class Mps:
                 self._daemon.kill()
                 self._daemon.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     def told(self, command: str) -> str:
         """What the daemon answers to a command; "" for nothing within some seconds."""
@@ -130,9 +130,9 @@ def start(device: torch.device) -> Mps | None:
     return server
 
 
-def _owned(folder: Path) -> int:
-    """A lock on the folder for as long as this process lives, whoever else sees the folder from whichever container."""
-    lock = os.open(folder / "new", os.O_RDWR | os.O_CREAT, 0o600)
+def _owned(folder: Path) -> BinaryIO:
+    """A file of the folder, locked for as long as this process lives, whoever else sees it from whichever container."""
+    lock = open(folder / "new", "xb")  # noqa: SIM115  the server's owner closes it
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(folder / "new", folder / _OWNER)
     return lock
@@ -141,14 +141,6 @@ def _owned(folder: Path) -> int:
 def _sweep() -> None:
     """Remove the folders of evaluators that were killed; their daemons died with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        try:
-            lock = os.open(folder / _OWNER, os.O_RDWR)
-        except OSError:  # somebody else's, or not locked yet
-            continue
-        try:
+        with contextlib.suppress(OSError), open(folder / _OWNER, "rb") as lock:  # somebody else's, not locked yet, or alive
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass  # its evaluator lives
-        finally:
-            os.close(lock)
