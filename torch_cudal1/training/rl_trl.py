@@ -10,6 +10,7 @@ with a small model, with and without LoRA, in one process and in two; vLLM serve
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,10 @@ def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) ->
         raise SettingError(
             "group x groups", samples, f"a multiple of {trl.processes} processes times {config.minibatches} minibatches"
         )
+    config_class = needed("trl").GRPOConfig
     options: dict[str, Any] = {"vllm_mode": "server", "vllm_server_base_url": trl.vllm_server} if trl.vllm_server else {}
-    return needed("trl").GRPOConfig(
+    options[_checkpointing(config_class)] = trl.checkpointing
+    return config_class(
         output_dir=str(folder),
         loss_type="grpo",  # the paper's mean over a sample's tokens; TRL's default is another
         use_bias_correction_kl=False,
@@ -80,7 +83,6 @@ def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) ->
         max_completion_length=trl.max_new_tokens,
         bf16=trl.bf16,
         use_cpu=trl.cpu,
-        activation_checkpointing=trl.checkpointing,
         use_vllm=bool(trl.vllm_server),
         dataloader_num_workers=0,  # a worker process would hold a stale copy of the database
         remove_unused_columns=False,
@@ -91,6 +93,12 @@ def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) ->
         seed=seed,
         **options,
     )
+
+
+def _checkpointing(config_class: type) -> str:
+    """How the installed transformers calls activation checkpointing; up to 5.17 at least it had the older of the two names alone."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    return "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
 
 
 def train_by_trl(model: Path | str, step: ContrastiveStep, trl: TrlConfig, *, folder: Path) -> list[Mapping[str, Any]]:
