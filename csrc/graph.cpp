@@ -25,10 +25,34 @@ std::string shape_text(const at::Tensor& t) {
   return text + "]";
 }
 
+at::Tensor fresh_like(const at::Tensor& t) { return fresh(t.sizes(), t.strides(), t.scalar_type(), t.device()); }
+
+uint64_t address_of(const at::Tensor& t) { return reinterpret_cast<uint64_t>(t.const_data_ptr()); }
+
 // `given` itself, or a copy of it that lies in memory as `held` does.
 at::Tensor like(const at::Tensor& held, const at::Tensor& given) {
   if (given.dtype() == held.dtype() && given.strides() == held.strides() && given.device() == held.device()) return given;
-  return fresh(held.sizes(), held.strides(), held.scalar_type(), held.device()).copy_(given);
+  return fresh_like(held).copy_(given);
+}
+
+bool is_memory_of(const Graph& graph, const at::Tensor& t) {  // that the next replay writes
+  const auto shares = [&](const at::Tensor& held) { return held.defined() && held.storage().is_alias_of(t.storage()); };
+  return std::any_of(graph.moving.begin(), graph.moving.end(), shares) ||
+         std::any_of(graph.outputs.begin(), graph.outputs.end(), [&](const Output& output) { return shares(output.tensor); });
+}
+
+// The moving inputs: what `launch` copies goes to `outside` and is kept alive by `given`; the others are copied here.
+void pass_in(const Graph& graph, const std::vector<at::Tensor>& moving, std::vector<at::Tensor>& given, std::vector<uint64_t>& outside) {
+  given.reserve(moving.size()), outside.reserve(graph.passages.size());
+  for (size_t i = 0; i < moving.size(); ++i) {
+    const at::Tensor& held = graph.moving[i];
+    if (held.sizes() != moving[i].sizes())
+      throw WrongValue("an input of shape " + shape_text(moving[i]) + ", the graph was captured for " + shape_text(held));
+    if (goes_in_one_piece(held))
+      outside.push_back(address_of(given.emplace_back(like(held, moving[i]))));
+    else
+      held.copy_(moving[i]);
+  }
 }
 
 // The graph with its copies as nodes and these addresses in them; null if the driver once did not take that, then never again.
@@ -84,13 +108,13 @@ void launch(const GraphDriver& driver, Graph& graph, const std::vector<uint64_t>
 
 }  // namespace
 
-void Graph::know_passages() {
+void Graph::know_passages(bool outward) {
   const auto add = [&](const at::Tensor& held, bool inward) {
     if (goes_in_one_piece(held)) passages.push_back({reinterpret_cast<uint64_t>(held.const_data_ptr()), extent(held), inward});
   };
   for (const at::Tensor& held : moving) add(held, true);
   for (const Output& output : outputs)
-    if (output.tensor.defined()) add(output.tensor, false);
+    if (outward && output.tensor.defined()) add(output.tensor, false);
 }
 
 std::unique_lock<std::mutex> Turns::take(const GraphDriver& driver, void* stream) {
@@ -109,27 +133,35 @@ std::vector<at::Tensor> enqueue(
   const auto turn = turns.take(driver, stream);
   std::vector<at::Tensor> given, results;  // alive until everything is enqueued
   std::vector<uint64_t> outside;
-  given.reserve(moving.size()), results.reserve(graph.outputs.size()), outside.reserve(graph.passages.size());
-  const auto pass = [&](const at::Tensor& t) { outside.push_back(reinterpret_cast<uint64_t>(t.const_data_ptr())); };
-  for (size_t i = 0; i < moving.size(); ++i) {
-    const at::Tensor& held = graph.moving[i];
-    if (held.sizes() != moving[i].sizes())
-      throw WrongValue("an input of shape " + shape_text(moving[i]) + ", the graph was captured for " + shape_text(held));
-    if (goes_in_one_piece(held))
-      pass(given.emplace_back(like(held, moving[i])));
-    else
-      held.copy_(moving[i]);
-  }
+  pass_in(graph, moving, given, outside);
   for (const Output& output : graph.outputs) {
     results.emplace_back();
     if (!output.tensor.defined()) continue;
     const at::Tensor& held = output.tensor;
-    results.back() = fresh(held.sizes(), held.strides(), held.scalar_type(), held.device());
-    if (goes_in_one_piece(held)) pass(results.back());
+    results.back() = fresh_like(held);
+    if (goes_in_one_piece(held)) outside.push_back(address_of(results.back()));
   }
   launch(driver, graph, outside, stream);
   for (size_t i = 0; i < results.size(); ++i)
     if (results[i].defined() && !goes_in_one_piece(graph.outputs[i].tensor)) results[i].copy_(graph.outputs[i].tensor);
+  return results;
+}
+
+std::vector<at::Tensor> enqueue(const GraphDriver& driver, Turns& turns, Graph& graph, const std::vector<at::Tensor>& moving, void* stream,
+                                const Plan& last, const std::vector<at::Tensor>& inputs) {
+  const auto turn = turns.take(driver, stream);  // until what reads the graph's outputs is enqueued as well
+  std::vector<at::Tensor> given, results;
+  std::vector<uint64_t> outside;
+  pass_in(graph, moving, given, outside);
+  launch(driver, graph, outside, stream);
+  Values values;
+  values.reserve(last.value_count);
+  for (const Output& output : graph.outputs) values.emplace_back(output.input >= 0 ? inputs[output.input] : output.tensor);
+  values.insert(values.end(), inputs.begin(), inputs.end());
+  for (const c10::IValue& made : last.run(std::move(values))) {
+    const at::Tensor result = made.isTensor() ? made.toTensor() : at::Tensor();
+    results.push_back(result.defined() && is_memory_of(graph, result) ? fresh_like(result).copy_(result) : result);
+  }
   return results;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "captured.h"
+#include "plan.h"
 
 namespace cudal1 {
 
@@ -55,7 +56,7 @@ struct Graph {
   size_t room = 3;                   // for how many of them; 0: the driver did not take the copies as nodes
   std::unique_ptr<Executable> bare;  // without the copies; each is made when it is first needed
 
-  void know_passages();  // once the tensors are known
+  void know_passages(bool outward);  // once the tensors are known; `outward`: results are copied out
 };
 
 class Turns {  // of calls on the buffers: one at a time, and on the device after what the last one had enqueued
@@ -72,5 +73,10 @@ class Turns {  // of calls on the buffers: one at a time, and on the device afte
 // context to be current. Throws Failed and WrongValue.
 std::vector<at::Tensor> enqueue(
     const GraphDriver& driver, Turns& turns, Graph& graph, const std::vector<at::Tensor>& moving, void* stream);
+
+// What `last` makes of the graph's outputs, where they lie, and of the inputs; none of it is memory that a later call writes. Throws
+// what an operator throws and LaunchFailure, too.
+std::vector<at::Tensor> enqueue(const GraphDriver& driver, Turns& turns, Graph& graph, const std::vector<at::Tensor>& moving, void* stream,
+                                const Plan& last, const std::vector<at::Tensor>& inputs);
 
 }  // namespace cudal1

@@ -43,7 +43,7 @@ PyMODINIT_FUNC PyInit__native() {
       !cudal1::add_timer_type(module) || !cudal1::add_fast_path(module) || !cudal1::add_pages(module))
     return nullptr;
   if (PyModule_AddStringConstant(module, "TORCH_VERSION", TORCH_VERSION) < 0) return nullptr;
-  if (PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
+  if (PyModule_AddIntConstant(module, "INTERFACE", 6) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
   if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) return nullptr;
   return module.release();
 }

@@ -141,6 +141,8 @@ const Plan* plan_of(PyObject* object) {
   return Py_TYPE(object) == plan_type ? reinterpret_cast<PlanObject*>(object)->plan : nullptr;
 }
 
+void explain_launch(PyObject* plan, const LaunchFailure& failure) { explain(reinterpret_cast<PlanObject*>(plan)->explain, failure); }
+
 Values run_plan(PyObject* object, Values&& inputs) {
   const auto* self = reinterpret_cast<PlanObject*>(object);
   try {

@@ -16,6 +16,9 @@ const Plan* plan_of(PyObject* object);
 // Runs without the GIL. Throws python_error with the exception set, or what an operator threw.
 Values run_plan(PyObject* plan, Values&& inputs);
 
+// The exception that belongs to a launch of the plan that failed.
+[[noreturn]] void explain_launch(PyObject* plan, const LaunchFailure& failure);
+
 // A list of tensors and None; nullptr with an exception set.
 PyObject* as_list(Values&& values);
 

@@ -13,6 +13,7 @@
 #include "fresh.h"
 #include "gil.h"
 #include "graph.h"
+#include "plan_type.h"
 
 namespace cudal1 {
 
@@ -21,7 +22,7 @@ namespace {
 struct Replay {
   PyObject_HEAD
   vectorcallfunc call;
-  PyObject *slow, *fail;
+  PyObject *slow, *fail, *last;  // a Plan that runs after the graph, or null
   struct Parts {
     GraphDriver driver;
     c10::Device device = c10::Device(c10::kCPU);
@@ -53,11 +54,12 @@ PyObject* slowly(Replay* self, const std::vector<PyObject*>& inputs, bool captur
   return PyObject_CallFunctionObjArgs(self->slow, list.get(), capturing ? Py_True : Py_False, nullptr);
 }
 
-PyObject* as_results(const Graph& graph, const std::vector<at::Tensor>& fresh, const std::vector<PyObject*>& inputs) {
+// `own`: these are the graph's own outputs, of which one may be an input.
+PyObject* as_results(const Graph& graph, bool own, const std::vector<at::Tensor>& fresh, const std::vector<PyObject*>& inputs) {
   THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(fresh.size())));
   if (!list) return nullptr;
   for (size_t i = 0; i < fresh.size(); ++i) {
-    const int64_t input = graph.outputs[i].input;
+    const int64_t input = own ? graph.outputs[i].input : -1;
     PyObject* item = input >= 0 ? Py_NewRef(inputs[input]) : THPVariable_Wrap(fresh[i]);  // None for an undefined tensor
     if (item == nullptr) return nullptr;
     PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item);
@@ -69,8 +71,11 @@ PyObject* call(Replay* self, const std::vector<PyObject*>& inputs) {
   Replay::Parts& parts = *self->parts;
   const std::shared_ptr<Graph> graph = find(parts, inputs);
   if (graph == nullptr) return slowly(self, inputs, false);
-  std::vector<at::Tensor> moving, fresh;
+  const Plan* const last = self->last == nullptr ? nullptr : plan_of(self->last);
+  std::vector<at::Tensor> moving, given, fresh;
   for (const size_t position : parts.moving) moving.push_back(THPVariable_Unpack(inputs[position]));
+  if (last != nullptr)
+    for (PyObject* input : inputs) given.push_back(THPVariable_Unpack(input));
   int capturing = 0;
   {
     const WithoutGil released;
@@ -78,9 +83,10 @@ PyObject* call(Replay* self, const std::vector<PyObject*>& inputs) {
     const InContext context(parts.driver);
     void* stream = stream_of(parts.driver, parts.device);
     must("cuStreamIsCapturing", parts.driver.capture_status(stream, &capturing));
-    if (capturing == 0) fresh = enqueue(parts.driver, parts.turns, *graph, moving, stream);
+    if (capturing == 0 && last == nullptr) fresh = enqueue(parts.driver, parts.turns, *graph, moving, stream);
+    if (capturing == 0 && last != nullptr) fresh = enqueue(parts.driver, parts.turns, *graph, moving, stream, *last, given);
   }
-  return capturing != 0 ? slowly(self, inputs, true) : as_results(*graph, fresh, inputs);
+  return capturing != 0 ? slowly(self, inputs, true) : as_results(*graph, last == nullptr, fresh, inputs);
 }
 
 [[noreturn]] void tell(Replay* self, const char* name, int result) {
@@ -96,6 +102,7 @@ PyObject* checked_call(Replay* self, const std::vector<PyObject*>& inputs) {
   } catch (const Failed& failed) {
     tell(self, failed.call, failed.result);
   } catch (const LaunchFailure& failure) {
+    if (failure.symbol != nullptr && self->last != nullptr) explain_launch(self->last, failure);
     tell(self, failure.kind == LaunchFailure::no_stream ? "the current stream" : "cuCtxGetCurrent", static_cast<int>(failure.detail));
   } catch (const WrongValue& wrong) {
     PyErr_SetString(PyExc_ValueError, wrong.what());
@@ -162,7 +169,7 @@ PyObject* replay_add(PyObject* object, PyObject* args) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(moving); ++i) graph->moving.push_back(THPVariable_Unpack(PyTuple_GET_ITEM(moving, i)));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); ++i)
     if (!add_output(*graph, PyTuple_GET_ITEM(outputs, i), parts.input_count)) return nullptr;
-  graph->know_passages();
+  graph->know_passages(reinterpret_cast<Replay*>(object)->last == nullptr);
   graph->owner = Py_NewRef(owner);
   parts.graphs.push_back(std::move(graph));
   if (parts.graphs.size() > parts.kept) {
@@ -196,14 +203,15 @@ bool read_driver(GraphDriver& driver, PyObject* addresses) {
   return true;
 }
 
-// Replay(slow, fail, inputs, static, device, addresses, kept)
+// Replay(slow, fail, inputs, static, device, addresses, kept, last)
 PyObject* replay_new(PyTypeObject* type, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
-  PyObject *slow, *fail, *still, *device, *addresses;
+  PyObject *slow, *fail, *still, *device, *addresses, *last;
   Py_ssize_t inputs = 0, kept = 0;
-  if (!PyArg_ParseTuple(args, "OOnO!O!O!n", &slow, &fail, &inputs, &PyTuple_Type, &still, &THPDeviceType, &device, &PyTuple_Type,
-                        &addresses, &kept))
+  if (!PyArg_ParseTuple(args, "OOnO!O!O!nO", &slow, &fail, &inputs, &PyTuple_Type, &still, &THPDeviceType, &device, &PyTuple_Type,
+                        &addresses, &kept, &last))
     return nullptr;
+  if (last != Py_None && plan_of(last) == nullptr) return PyErr_SetString(PyExc_TypeError, "last: a Plan or None expected"), nullptr;
   auto parts = std::make_unique<Replay::Parts>();
   if (!read_driver(parts->driver, addresses)) return nullptr;
   parts->device = reinterpret_cast<THPDevice*>(device)->device;
@@ -222,6 +230,7 @@ PyObject* replay_new(PyTypeObject* type, PyObject* args, PyObject*) {
   made->call = replay_call;
   made->slow = Py_NewRef(slow);
   made->fail = Py_NewRef(fail);
+  made->last = last == Py_None ? nullptr : Py_NewRef(last);
   made->parts = parts.release();
   return self.release();
   END_HANDLE_TH_ERRORS
@@ -231,12 +240,14 @@ int replay_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(reinterpret_cast<Replay*>(object)->slow);
   Py_VISIT(reinterpret_cast<Replay*>(object)->fail);
+  Py_VISIT(reinterpret_cast<Replay*>(object)->last);
   return 0;
 }
 
 int replay_clear(PyObject* object) {
   Py_CLEAR(reinterpret_cast<Replay*>(object)->slow);
   Py_CLEAR(reinterpret_cast<Replay*>(object)->fail);
+  Py_CLEAR(reinterpret_cast<Replay*>(object)->last);
   return 0;
 }
 

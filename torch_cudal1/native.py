@@ -20,7 +20,7 @@ import torch
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
-_INTERFACE = 5  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
+_INTERFACE = 6  # of csrc/module.cpp: an extension left over from other sources may not know what it is asked
 _BUILD_NOTE = Path(__file__).with_name("_native_build.txt")  # written by setup.py when it built no extension
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.kernels import attention_step
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, renumbered, step_outs
 from torch_cudal1.program.operator import unaligned_values, value_specs
 from torch_cudal1.program.recurrent import TARGETS
 from torch_cudal1.records import Kind, Region, Role
@@ -128,7 +127,7 @@ def splice(whole: Program, replacements: Mapping[Island, Program]) -> Program:
         if isinstance(ready, Island):
             steps.append(Call(replacements[ready], tuple(numbers[index] for index in ready.inputs), outs))
         else:
-            steps.append(_renumbered(whole.steps[ready], numbers, outs))
+            steps.append(renumbered(whole.steps[ready], numbers, outs))
         numbers.update(zip(made, outs, strict=True))
         upcoming += len(made)
     outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
@@ -144,7 +143,7 @@ def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec
     moved = dict(enumerate(order))
     shift = len(inputs) - len(program.inputs)
     moved.update({index: index + shift for index in range(len(program.inputs), program.value_count)})
-    steps = tuple(_renumbered(step, moved, tuple(moved[out] for out in step_outs(step))) for step in program.steps)
+    steps = tuple(renumbered(step, moved, tuple(moved[out] for out in step_outs(step))) for step in program.steps)
     outputs = tuple(None if index is None else moved[index] for index in program.outputs)
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
@@ -276,27 +275,12 @@ def _extract(program: Program, steps: tuple[int, ...], specs: Mapping[int, Tenso
     for position in steps:
         step = program.steps[position]
         outs = tuple(range(len(numbers), len(numbers) + len(step_outs(step))))
-        body.append(_renumbered(step, numbers, outs))
+        body.append(renumbered(step, numbers, outs))
         numbers.update(zip(step_outs(step), outs, strict=True))
     outputs = tuple(sorted(inside & wanted))
     part = Program(tuple(specs[index] for index in inputs), tuple(body), tuple(numbers[index] for index in outputs))
     roles: tuple[Role, ...] = tuple("input" for _ in inputs)
     return Island(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
-
-
-def _renumbered(step: Step, numbers: Mapping[int, int], outs: tuple[int, ...]) -> Step:
-    if isinstance(step, Aten):
-        kwargs = tuple((name, _renumber_arg(arg, numbers)) for name, arg in step.kwargs)
-        return Aten(step.target, _renumber_arg(step.args, numbers), kwargs, outs, step.many)
-    if isinstance(step, Call):
-        return Call(step.program, tuple(numbers[index] for index in step.args), outs)
-    raise TypeError(f"a whole-graph Program holds ATen and call steps, found {type(step).__name__}")
-
-
-def _renumber_arg(arg: Any, numbers: Mapping[int, int]) -> Any:
-    if isinstance(arg, Value):
-        return Value(numbers[arg.index])
-    return tuple(_renumber_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def _is_row_op(step: Step) -> bool:

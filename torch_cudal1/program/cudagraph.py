@@ -34,10 +34,14 @@ class _Captured:
 
 
 class GraphedRunner:
-    """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that are parameters or buffers."""
+    """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that are parameters or buffers.
 
-    def __init__(self, runner: Runner, static: frozenset[int], device: torch.device) -> None:
-        self._runner, self._static, self._device = runner, static, device
+    `last`: a pure function that runs after each replay, given what the graph yields, in place, then the inputs; its results are
+    handed out as they are, but for such that are memory of the graph. See `last_step`.
+    """
+
+    def __init__(self, runner: Runner, static: frozenset[int], device: torch.device, *, last: Runner | None = None) -> None:
+        self._runner, self._static, self._device, self._last = runner, static, device, last
         self._moving: tuple[int, ...] = ()
         self._graphs: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
         self._replay: Any = None  # the C++ form, from the first call on
@@ -51,7 +55,7 @@ class GraphedRunner:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
         if self._replay is None and torch.cuda.is_current_stream_capturing():
-            return self._runner(inputs)  # the user is capturing: our launches belong into the user's graph
+            return self._plainly(inputs)  # the user is capturing: our launches belong into the user's graph
         if self._replay is None and not self.interpreted:
             self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             self._make_native(len(inputs))
@@ -68,7 +72,16 @@ class GraphedRunner:
         if self._moving:
             torch._foreach_copy_(captured.moving, [inputs[index] for index in self._moving])
         captured.graph.replay()
-        return [_hand_out(out, inputs) for out in captured.outputs]
+        if self._last is None:
+            return [_hand_out(out, inputs) for out in captured.outputs]
+        yielded = [inputs[out] if isinstance(out, int) else out for out in captured.outputs]
+        results = self._last([*yielded, *inputs])  # type: ignore[list-item]  # a first part yields tensors only
+        return [_apart(out, captured) for out in results]
+
+    def _plainly(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The function without a graph."""
+        results = self._runner(inputs)
+        return results if self._last is None else self._last([*results, *inputs])  # type: ignore[list-item]
 
     def _make_native(self, inputs: int) -> None:
         extension = native.extension()
@@ -78,14 +91,16 @@ class GraphedRunner:
             self.interpreted = f"torch {torch.__version__} does not tell the handle of a captured graph"
         elif isinstance(addresses := replay_addresses(self._device), str):
             self.interpreted = addresses
+        elif self._last is not None and not isinstance(self._last, extension.Plan):
+            self.interpreted = "its last step runs in Python"
         else:
             static, kept = tuple(sorted(self._static)), _KEPT_GRAPHS
-            self._replay = extension.Replay(self._uncaptured, fail, inputs, static, self._device, addresses, kept)
+            self._replay = extension.Replay(self._uncaptured, fail, inputs, static, self._device, addresses, kept, self._last)
 
     def _uncaptured(self, inputs: Sequence[torch.Tensor], capturing: bool) -> list[torch.Tensor | None]:
         """A call that the C++ form does not serve: nothing was captured at these addresses, or the user is capturing."""
         if capturing or torch.cuda.is_current_stream_capturing():
-            return self._runner(inputs)
+            return self._plainly(inputs)
         captured = self._capture(inputs)
         handle = captured.graph.raw_cuda_graph()  # C++ makes it executable
         self._replay.add(tuple(inputs), handle, tuple(captured.moving), tuple(captured.outputs), captured)
@@ -130,6 +145,15 @@ def _hand_out(out: torch.Tensor | int | None, inputs: Sequence[torch.Tensor]) ->
     if isinstance(out, int):
         return inputs[out]
     return out if out is None else _strided_copy(out)
+
+
+def _apart(result: torch.Tensor | None, captured: _Captured) -> torch.Tensor | None:
+    """A result of a last step, or a copy of it where it is memory that the next replay writes."""
+    if result is None:
+        return None
+    held = [tensor for tensor in (*captured.moving, *captured.outputs) if isinstance(tensor, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in held}
+    return _strided_copy(result) if result.untyped_storage().data_ptr() in storages else result
 
 
 def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -226,6 +226,22 @@ def step_outs(step: Step) -> tuple[int, ...]:
     return () if isinstance(step, Launch) else step.outs
 
 
+def renumbered(step: Step, numbers: Mapping[int, int], outs: tuple[int, ...]) -> Step:
+    """A step of a whole-graph Program (ATen or call) with its values under other numbers. Raises TypeError for any other step."""
+    if isinstance(step, Aten):
+        kwargs = tuple((name, _renumbered_arg(arg, numbers)) for name, arg in step.kwargs)
+        return Aten(step.target, _renumbered_arg(step.args, numbers), kwargs, outs, step.many)
+    if isinstance(step, Call):
+        return Call(step.program, tuple(numbers[index] for index in step.args), outs)
+    raise TypeError(f"a whole-graph Program holds ATen and call steps, found {type(step).__name__}")
+
+
+def _renumbered_arg(arg: Arg, numbers: Mapping[int, int]) -> Arg:
+    if isinstance(arg, Value):
+        return Value(numbers[arg.index])
+    return tuple(_renumbered_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
+
+
 def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of dtype, shape and bytes of a tensor (copied to the CPU)."""
     flat = tensor.detach().cpu().contiguous()

@@ -20,6 +20,7 @@ from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, is_random_program
 from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.last_step import parted
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
 from torch_cudal1.program.operator import register, run_operator
 from torch_cudal1.program.pages import in_huge_pages
@@ -58,6 +59,8 @@ def build(
     if graph and any(spec.device != device.type for spec in program.inputs):
         raise NotLowerableError("an input is on the CPU, and a CUDA graph would keep the value that it had at capture")
     if base == "eager":
+        if graph and not is_random_program(program) and (two := parted(program)) is not None:
+            return GraphedRunner(prepare(two.first, device), frozenset(static), device, last=prepare(two.last, device))
         runner = prepare(program, device)
     else:
         defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (_AUTOTUNE if base == "max-autotune" else {})

@@ -96,7 +96,7 @@ def arguments(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) ->
 
 
 def _checkpointing(config_class: type) -> str:
-    """How the installed transformers calls activation checkpointing; up to 5.17 at least it had the older of the two names alone."""
+    """How the installed transformers calls activation checkpointing; up to 5.17 at least it knew the older one alone."""
     names = {field.name for field in dataclasses.fields(config_class)}
     return "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
 
