@@ -14,7 +14,7 @@ from torch_cudal1.graph.island_ops import POOLS, ROW_OPS
 from torch_cudal1.judge.roofline import PEAK_SHARE, ceiling, work
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.cost import is_view
+from torch_cudal1.program.memory import is_view
 from torch_cudal1.program.model import Aten, Program, Step
 
 __all__ = ["floor_us"]

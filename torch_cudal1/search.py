@@ -16,7 +16,8 @@ from torch_cudal1.island_kernels import IslandKernels, Remember, techniques_of
 from torch_cudal1.judge.profiles import SURPRISE
 from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.cost import ROOFLINES, is_view, launches_us
+from torch_cudal1.program.cost import ROOFLINES, launches_us
+from torch_cudal1.program.memory import is_view
 from torch_cudal1.program.model import Aten, Program
 from torch_cudal1.program.operator import output_specs
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule

@@ -76,7 +76,7 @@ def test_the_same_program_measured_twice_has_nearly_the_same_score(evaluator: Ju
     """Of a size at which the GPU takes longer than Python takes to launch it: a stranger's program is timed on the wall."""
     asked = next(programs(_CHAIN, "cuda", WIDTH))
     twins = [program(f"twin {index}", asked.source + f"\n# {index}\n") for index in range(4)]
-    large = TrainingTask(f"large {_CHAIN}", _REFERENCE.format(result=_CHAIN, rows=8 * ROWS, width=WIDTH))
+    large = TrainingTask(f"large {_CHAIN}", _REFERENCE.format(result=_CHAIN, rows=4 * ROWS, width=WIDTH))
     found = evaluator.measure(large, twins)
     scores = [one.score for one in found]
     assert None not in scores, [(one.outcome, one.detail) for one in found]

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cudal1.program import attention
-from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import interpret, skip_launch
-from torch_cudal1.program.model import Alloc, Aten, Call, Program, Step, TensorSpec, step_outs
+from torch_cudal1.program.memory import is_view
+from torch_cudal1.program.model import Alloc, Call, Program, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
-__all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "is_view", "launches_us"]
+__all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "launches_us"]
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
 _FUSED_ATTENTION, _ITS_BACKWARD = (
@@ -78,11 +78,6 @@ def _launched(program: Program) -> int:
     """Steps that are launched, those of nested Programs included."""
     plain = sum(not isinstance(step, (Alloc, Call)) and not is_view(step) for step in program.steps)
     return plain + sum(_launched(step.program) for step in program.steps if isinstance(step, Call))
-
-
-def is_view(step: Step) -> bool:
-    """Whether it moves nothing: an ATen operator whose result is its operand's memory."""
-    return isinstance(step, Aten) and any(result.alias_info is not None for result in overload(step.target)._schema.returns)
 
 
 def counting_flops() -> FlopCounterMode:

@@ -17,6 +17,7 @@ from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, used_values
 from torch_cudal1.program.compiled import NotCompiled, compile_program
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
+from torch_cudal1.program.once import computed_once
 
 __all__ = ["Launcher", "Runner", "interpret", "prepare", "skip_launch"]
 
@@ -32,6 +33,7 @@ def prepare(program: Program, device: torch.device) -> Runner:
     Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
     """
     check_program(program)
+    program = computed_once(program, device, interpret)
     compiled = compile_program(program, device)
     if not isinstance(compiled, NotCompiled):
         observe.count("programs_compiled")

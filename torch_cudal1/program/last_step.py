@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.cost import is_view
-from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, renumbered, step_outs
+from torch_cudal1.program.memory import Makers, makes_memory, passes_on
+from torch_cudal1.program.model import Alloc, Launch, Program, Step, renumbered, step_outs
 from torch_cudal1.program.operator import value_specs
 
 __all__ = ["LEAST_BYTES", "Parted", "parted"]
 
 LEAST_BYTES = 4 << 20  # of a result; up to here a copy is a node of the graph (most_by_kernel in csrc/captured.h) and costs 2 us
-_MAY_PASS_ON = frozenset(
-    f"aten.{name}.default" for name in ("_unsafe_view", "reshape", "_reshape_alias", "contiguous", "lift_fresh")
-)
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ def parted(program: Program) -> Parted | None:
     cut = _place(program)
     if cut is None:
         return None
-    steps, numbers = program.steps, _Numbers(program)
-    tail = sorted({cut, *range(cut, len(steps)), *_views_for(program, cut, numbers)})
+    steps, makers = program.steps, Makers(program)
+    tail = sorted({cut, *range(cut, len(steps)), *_views_for(program, cut, makers)})
     inside = {out for position in tail for out in step_outs(steps[position])}
     outside = len(program.inputs) + len(program.constants)
     read = dict.fromkeys(i for position in tail for i in used_values(steps[position]) if i not in inside and i >= outside)
@@ -60,59 +57,26 @@ def parted(program: Program) -> Parted | None:
     return Parted(first, Program(given, tuple(body), results, program.constants, program.payloads))
 
 
-class _Numbers:
-    """Which step of a Program yields a value; None for inputs and constants."""
-
-    def __init__(self, program: Program) -> None:
-        self._steps = program.steps
-        self._maker = {out: position for position, step in enumerate(program.steps) for out in step_outs(step)}
-
-    def maker(self, value: int) -> int | None:
-        return self._maker.get(value)
-
-    def root(self, value: int) -> int | None:
-        """The step that made the memory of a value; None for an input's or a constant's."""
-        position = self._maker.get(value)
-        while position is not None and _passes_on(self._steps[position]):
-            viewed = next(iter(used_values(self._steps[position])), None)
-            position = None if viewed is None else self._maker.get(viewed)
-        return position
-
-
 def _place(program: Program) -> int | None:
     """The position of the step that makes the memory of all outputs: nothing but views comes after it, something before it."""
-    steps, numbers = program.steps, _Numbers(program)
+    steps, makers = program.steps, Makers(program)
     if any(isinstance(step, (Alloc, Launch)) for step in steps) or None in program.outputs:
         return None
-    computing = [position for position, step in enumerate(steps) if not _passes_on(step)]
+    computing = [position for position, step in enumerate(steps) if not passes_on(step)]
     if len(computing) < 2:
         return None
     cut = computing[-1]
-    roots = {numbers.root(out) for out in program.outputs if out is not None}
-    return cut if roots == {cut} and _makes_memory(steps[cut]) else None
+    roots = {makers.root(out) for out in program.outputs if out is not None}
+    return cut if roots == {cut} and makes_memory(steps[cut]) else None
 
 
-def _makes_memory(step: Step) -> bool:
-    """Whether nothing that it yields can be memory of an operand: an operator that is no view, a nested Program of such."""
-    if isinstance(step, Call):
-        inner, numbers = step.program, _Numbers(step.program)
-        made = [None if out is None else numbers.root(out) for out in inner.outputs]
-        return all(position is not None and _makes_memory(inner.steps[position]) for position in made)
-    return isinstance(step, Alloc) or (isinstance(step, Aten) and not _passes_on(step))
-
-
-def _views_for(program: Program, cut: int, numbers: _Numbers) -> set[int]:
+def _views_for(program: Program, cut: int, makers: Makers) -> set[int]:
     """The views before `cut` through which its step reads: they are made anew, so that the first part yields no view."""
     found: set[int] = set()
     waiting: Sequence[int] = [cut]
     while waiting:
-        makers = {numbers.maker(index) for position in waiting for index in used_values(program.steps[position])}
-        fresh = {position for position in makers if position is not None and _passes_on(program.steps[position])} - found
+        before = {makers.maker(index) for position in waiting for index in used_values(program.steps[position])}
+        fresh = {position for position in before if position is not None and passes_on(program.steps[position])} - found
         found |= fresh
         waiting = sorted(fresh)
     return found
-
-
-def _passes_on(step: Step) -> bool:
-    """Whether what it yields may be its operand's memory."""
-    return is_view(step) or (isinstance(step, Aten) and step.target in _MAY_PASS_ON)

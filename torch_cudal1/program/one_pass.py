@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from torch_cudal1.program.aten import overload
-from torch_cudal1.program.cost import is_view
+from torch_cudal1.program.memory import is_view
 from torch_cudal1.program.model import Aten, Program, Step, Value
 
 __all__ = ["in_one_pass"]
