@@ -103,6 +103,24 @@ _NORMS = (
     _on("norm", "L1 norm of 65535", lambda x: x / torch.mean(torch.abs(x), dim=1, keepdim=True), (4096, 65535)),
     _on("norm", "L2 norm of 65535", lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (4096, 65535)),
 )
+
+
+def _half(name: str, module: Callable[[int], nn.Module], columns: int, dtype: torch.dtype) -> Case:
+    """4096 rows of half precision: 8 to 100 MB, of which the smaller ones fit the L2 cache."""
+    kind = "fp16" if dtype is torch.float16 else "bf16"
+    return Case(
+        "half rows",
+        f"{name} of {columns}, 4096 rows, {kind}",
+        lambda: module(columns).to(dtype),
+        lambda: (torch.rand(4096, columns).to(dtype),),
+    )
+
+
+_HALF_ROWS = (
+    *(_half("softmax", lambda _: Of(lambda x: x.softmax(1)), columns, torch.float16) for columns in (1024, 2560, 6400, 12672)),
+    *(_half("layer norm", nn.LayerNorm, columns, torch.bfloat16) for columns in (1024, 4096, 8192, 15360)),
+    *(_half("rms norm", nn.RMSNorm, columns, torch.bfloat16) for columns in (2048, 4096, 8192, 16384)),
+)
 _REDUCTIONS = (
     _on("reduction", "sum over dimension 1", lambda x: torch.sum(x, dim=1, keepdim=True), (16, 4096, 4095)),
     _on("reduction", "max over dimension 1", lambda x: torch.max(x, dim=1)[0], (16, 4096, 4095)),
@@ -261,4 +279,16 @@ _SPECIAL = (
     _on("elementwise", "log I_v, order 255", lambda x: log_bessel_i(255.0, x * 900 + 1), (1 << 20,)),
     _on("elementwise", "log K_v, order 2.5", lambda x: log_bessel_k(2.5, x * 30 + 0.01), (1 << 20,)),
 )
-CASES = (*_SOFTMAX, *_NORMS, *_REDUCTIONS, *_SCANS, *_LOSSES, *_POOLS, *_ATTENTIONS, *_STATE_SPACES, *_FEW_BITS, *_SPECIAL)
+CASES = (
+    *_SOFTMAX,
+    *_NORMS,
+    *_HALF_ROWS,
+    *_REDUCTIONS,
+    *_SCANS,
+    *_LOSSES,
+    *_POOLS,
+    *_ATTENTIONS,
+    *_STATE_SPACES,
+    *_FEW_BITS,
+    *_SPECIAL,
+)
