@@ -87,6 +87,10 @@ def norm_cases() -> dict[str, Case]:
         Step("aten._fused_rms_norm.default", (Value(0), (64,), Value(1), None), 2, lambda x, w: F.rms_norm(x, (64,), w)),
         (_draw(5, 64), _draw(64)),
     )
+    cases["fused rms_norm, half, small numbers under no epsilon"] = (  # PyTorch's is float32's, not that of half precision
+        Step("aten._fused_rms_norm.default", (Value(0), (64,), Value(1), None), 2, lambda x, w: F.rms_norm(x, (64,), w)),
+        ((torch.arange(320.0).sin().view(5, 64) * 0.01).to(BF16), torch.arange(64.0).cos().to(BF16)),
+    )
     group = (_draw(2, 6, 5, 3), _draw(6), _draw(6))
     cases["group_norm"] = (lambda x, w, b: aten.native_group_norm(x, w, b, 2, 6, 15, 3, 1e-5), group)
     cases["group_norm silu"] = (lambda x, w, b: F.silu(F.group_norm(x, 3, w, b)), group)

@@ -74,7 +74,7 @@ def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tenso
 
 def _rms_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     x, shape, weight, eps = (*args, None)[:4] if len(args) > 3 else (*args, *(None,) * (4 - len(args)))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(_F32).eps if eps is None else eps  # that of what it is computed in, as PyTorch has it for half precision
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     wide = cast(x, _F32)
     squares = reduced("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)

@@ -18,12 +18,14 @@ from torch_cudal1.program import attention
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import interpret, skip_launch
 from torch_cudal1.program.memory import is_view
-from torch_cudal1.program.model import Alloc, Call, Program, TensorSpec, step_outs
+from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, step_outs
 from torch_cudal1.program.operator import value_specs
 
 __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "launches_us"]
 
 _LAUNCH_US = 5.0  # of the host for one step, at most
+_ENCODER_LAYER = "aten._transformer_encoder_layer_fwd.default"
+_INSIDE = {_ENCODER_LAYER: 9}  # operators that PyTorch runs for one, beyond the first; each reads and writes about what it yields
 _FUSED_ATTENTION, _ITS_BACKWARD = (
     tuple(getattr(torch.ops.aten, name) for name in names) for names in (attention.FORWARDS, attention.BACKWARDS)
 )
@@ -65,8 +67,10 @@ def estimate(program: Program) -> Cost:
     specs = value_specs(program)
     working = [step for step in program.steps if not is_view(step)]
     moved = sum(specs[i].size_bytes for step in working for i in (*used_values(step), *step_outs(step)) if i in specs)
+    inside = [(_INSIDE[s.target], specs[s.outs[0]]) for s in working if isinstance(s, Aten) and s.target in _INSIDE]
+    moved += sum(2 * count * made.size_bytes for count, made in inside)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
-    return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends), len(working))
+    return Cost(_flops(program), moved, sum(spec.size_bytes for spec in ends), len(working) + sum(count for count, _ in inside))
 
 
 def launches_us(program: Program) -> float:
@@ -86,13 +90,21 @@ def counting_flops() -> FlopCounterMode:
     Of fewer heads of keys than of queries too, which that of torch 2.11 refuses.
     """
     backward = dict.fromkeys(_ITS_BACKWARD, _attention_backward_flops)
-    return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops) | backward)
+    layer = {torch.ops.aten._transformer_encoder_layer_fwd: _encoder_layer_flops}
+    return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops) | backward | layer)
 
 
 def _attention_flops(query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any) -> int:
     """Two products for every head of queries; what a causal mask saves is not taken off."""
     *heads, rows, depth = query
     return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
+
+
+def _encoder_layer_flops(x: Sequence[int], width: int, _heads: int, *weights: Any, **__: Any) -> int:
+    """Four products of the rows with weights, and two for every head of queries."""
+    batch, rows, _ = x
+    shapes = [one for one in weights if isinstance(one, (tuple, list, torch.Size)) and len(one) == 2]
+    return 2 * batch * rows * (sum(math.prod(one) for one in shapes) + 2 * rows * width)
 
 
 def _attention_backward_flops(

@@ -4,9 +4,9 @@ Prompts are rendered when a batch is fetched, from the last committed view: a pu
 members of a group and all ranks show the same exemplars. The loader fetches one batch ahead, so a view is a generation late.
 Rewards of all ranks are made by the first one, which alone holds the judge and the database; the others mirror its views.
 
-Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by itself for one. It was run with a small
-model only: on the CPU, with and without LoRA, in one process and in two; on two GPUs under FSDP, with and without LoRA, and under
-DeepSpeed ZeRO-3 with offload. vLLM servers are configured here and were not run.
+Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by itself for one. It was run with a
+small model only: on the CPU, with and without LoRA, in one process and in two; on two GPUs under FSDP, with and without LoRA, and
+under DeepSpeed ZeRO-3 with offload. vLLM servers are configured here and were not run.
 """
 
 from __future__ import annotations

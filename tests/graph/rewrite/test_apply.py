@@ -52,6 +52,18 @@ def test_finite_only_rules_need_the_users_word() -> None:
     assert rewrite(gm, [rule], assume_finite=True).techniques == ("relu_to_abs",)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_rule_that_meets_what_it_cannot_do_is_undone_and_the_others_go_on(error: type[Exception]) -> None:
+    def give_up(gm: fx.GraphModule) -> int:
+        RELU_TO_ABS.rewrite(gm)
+        raise error("cannot view it")
+
+    gm = capture(lambda x: torch.relu(x).neg(), torch.randn(3))
+    out = rewrite(gm, [Rule("given_up", give_up), DROP_NEG], assume_finite=False)
+    assert out.techniques == ("drop_neg",)
+    assert ops(out.gm) == {"relu.default": 1}
+
+
 def test_every_node_has_its_fake_value_after_a_rewrite() -> None:
     gm = capture(lambda x: torch.relu(x.t()) + 1, torch.randn(3, 4))
     for node in rewrite(gm, [RELU_TO_ABS], assume_finite=False).gm.graph.nodes:

@@ -10,8 +10,10 @@ from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES
 from torch_cudal1.graph.rewrite.apply import Rewritten, rewrite
 from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES
 from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES
+from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
 from torch_cudal1.graph.rewrite.fusion_rules import FUSION_RULES
 from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES
+from torch_cudal1.graph.rewrite.projection_rules import PROJECTION_RULES
 from torch_cudal1.graph.rewrite.reduction_rules import REDUCTION_RULES
 from torch_cudal1.graph.rewrite.rule import Rule
 from torch_cudal1.graph.rewrite.triangular_rules import TRIANGULAR_RULES
@@ -25,5 +27,7 @@ RULES: tuple[Rule, ...] = (
     *ALGEBRA_RULES,
     *TRIANGULAR_RULES,
     *ATTENTION_RULES,
+    *ENCODER_RULES,
+    *PROJECTION_RULES,
     *FUSION_RULES,
 )

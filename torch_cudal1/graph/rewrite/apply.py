@@ -52,10 +52,10 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
     for _round in range(MAX_ROUNDS):
         changed = False
         for rule in tuple(active):
-            found = rule.rewrite(work)
-            if not found:
+            found, undone = _attempt(rule, work)
+            if not (found or undone):
                 continue
-            undone = _settle(work, mode, wanted)
+            undone = undone or _settle(work, mode, wanted)
             if undone:
                 observe.record("rewrite", "undone", rule=rule.name, reason=undone)
                 work = _copy(good)
@@ -67,6 +67,14 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
             break
     good.recompile()
     return Rewritten(good, tuple(sites), dict(sites))
+
+
+def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
+    """Sites that the rule changed, or why it has to be undone: it met something that its author did not think of."""
+    try:
+        return rule.rewrite(gm), ""
+    except (RuntimeError, ValueError) as error:  # ATen's shape functions raise these, as in `_settle`
+        return 0, f"{type(error).__name__}: {error}"
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:

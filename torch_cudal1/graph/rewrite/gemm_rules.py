@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from torch_cudal1.graph.rewrite.layout import takes_strides
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
@@ -201,34 +202,13 @@ def _merge_as_columns(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> Non
 
 
 def _takes_strides(graph: fx.Graph, group: list[_Gemm], width: int) -> bool:
-    """Whether the graph works if each sibling is columns of a matrix `width` wide: views still exist, calls keep their strides."""
+    """Whether the graph works if each sibling is columns of a matrix `width` wide."""
     mode = fake_mode(graph)
     if mode is None:
         return False
     with mode, torch.no_grad():
         held = {g.node: torch.empty_strided(shape(g.node), (width, 1), dtype=dtype(g.node), device=g.device) for g in group}
-        return all(_works(node, held) for node in list(graph.nodes) if node.op == "call_function" and node not in held)
-
-
-def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
-    """Whether `node` computes from `held` what it did, with the same strides; a view of a held value joins `held` instead."""
-    if held.keys().isdisjoint(node.all_input_nodes) or node.target._schema.is_mutable:  # type: ignore[union-attr]
-        return True
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: held[item] if item in held else item.meta["val"])
-    target: Any = node.target
-    try:
-        after = target(*args, **kwargs)
-    except (RuntimeError, ValueError):  # the only sign PyTorch gives that a view of such strides does not exist
-        return False
-    if is_op(node, *_VIEWS):
-        held[node] = after
-        return True
-    pairs = zip(_leaves(after), _leaves(node.meta["val"]), strict=True)
-    return all(new.stride() == old.stride() for new, old in pairs)
-
-
-def _leaves(held: Any) -> list[torch.Tensor]:
-    return [item for item in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(item, torch.Tensor)]
+        return takes_strides(graph, held)
 
 
 def _batch_small(gm: fx.GraphModule) -> int:

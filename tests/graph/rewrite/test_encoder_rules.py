@@ -1,0 +1,118 @@
+"""PyTorch's one operator for an encoder layer taken apart: its values on the CPU to the last NaN, no copy on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.graph.rewrite import RULES, rewrite
+
+from .helpers import capture, ops, run
+from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, moved_to_a_gpu
+from .test_reduction_rules import draw
+
+aten = torch.ops.aten
+Fn = Callable[..., Any]
+
+
+def layer_operator(flat: Any, *, gelu: bool, first: bool, heads: int = 3, **options: Any) -> torch.Tensor:
+    x, *weights = flat
+    return aten._transformer_encoder_layer_fwd(x, x.shape[-1], heads, *weights[:4], gelu, first, 1e-5, *weights[4:], **options)
+
+
+def layer_inputs(batch: int = 3, time: int = 5, width: int = 12, *, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    shapes = (
+        (3 * width, width),
+        (3 * width,),
+        (width, width),
+        (width,),
+        *[(width,)] * 4,
+        (20, width),
+        (20,),
+        (width, 20),
+        (width,),
+    )
+    return [x.to(dtype) for x in draw((batch, time, width), *shapes)]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_the_operator_of_a_whole_layer_is_taken_apart(gelu: bool, first: bool) -> None:
+    fn: Fn = lambda *flat: layer_operator(flat, gelu=gelu, first=first)
+    gm = capture(fn, *layer_inputs())
+    done = rewrite(gm, RULES, assume_finite=False)
+    assert "encoder_layer" in done.techniques
+    assert "_transformer_encoder_layer_fwd.default" not in ops(done.gm)
+    assert ops(done.gm)["addmm.default"] == 4
+    for place in range(len(layer_inputs())):
+        for value in (0.5, math.nan, math.inf, 1e25):
+            inputs = layer_inputs()
+            inputs[place].view(-1)[3] = value
+            torch.testing.assert_close(run(done.gm, *inputs)[0], fn(*inputs), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def turned(flat: Any) -> torch.Tensor:
+    return layer_operator((flat[0].transpose(0, 1).contiguous().transpose(0, 1), *flat[1:]), gelu=False, first=False)
+
+
+def test_the_layer_of_a_transposed_tensor_keeps_the_layout_that_tracing_saw() -> None:
+    gm = capture(lambda *flat: turned(flat), *layer_inputs())
+    (before,), (after,) = run(gm, *layer_inputs()), run(rewrite(gm, RULES, assume_finite=False).gm, *layer_inputs())
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_stays_with_the_operator() -> None:
+    inputs = [*layer_inputs(), torch.zeros(3, 5, dtype=torch.bool)]
+    gm = capture(lambda *flat: layer_operator(flat[:-1], gelu=False, first=False, mask=flat[-1], mask_type=1), *inputs)
+    assert rewrite(gm, RULES, assume_finite=False).techniques == ()
+
+
+def test_torch_compile_puts_the_operator_into_graphs_and_it_is_taken_apart() -> None:
+    seen: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Any:
+        (graph,) = trace(gm, inputs).graphs
+        seen.append((graph.module, inputs))
+        return gm.forward
+
+    module, x = encoder(2), torch.randn(3, 5, 16)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = torch.compile(module, backend=backend)(x)
+    ((gm, inputs),) = seen
+    assert ops(gm)["_transformer_encoder_layer_fwd.default"] == 2
+    done = rewrite(gm, RULES, assume_finite=False)
+    assert done.sites["encoder_layer"] == 2
+    assert {part for part in ops(done.gm) if "encoder" in part} == set()
+    lower(done.gm)
+    with torch.no_grad():
+        torch.testing.assert_close(run(done.gm, *inputs)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_layer_on_a_gpu_is_taken_apart_without_a_copy(gelu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = layer_inputs(width=16)
+    gm = moved_to_a_gpu(capture(lambda *flat: layer_operator(flat, gelu=gelu, first=False, heads=2), *inputs))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v: ON_A_GPU["efficient"](q, k, v))
+    done = rewrite(gm, RULES, assume_finite=False)
+    assert ops(done.gm)[str(EFFICIENT).removeprefix("aten.")] == 1
+    assert ops(done.gm)["clone.default"] == 0
+    assert [node.kwargs for node in done.gm.graph.nodes if node.target is aten.gelu.default] == [{"approximate": "tanh"}] * gelu
+
+
+def test_the_gelu_of_the_operator_on_a_gpu_is_the_one_that_pytorch_decomposes_it_to() -> None:
+    decomposed = torch._decomp.decomposition_table[aten._addmm_activation.default]
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda") for shape in ((6,), (5, 4), (4, 6))]
+        found = make_fx(lambda b, x, w: decomposed(b, x, w, use_gelu=True))(*fakes)
+    assert [node.kwargs for node in found.graph.nodes if node.target is aten.gelu.default] == [{"approximate": "tanh"}]

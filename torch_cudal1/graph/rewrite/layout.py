@@ -1,0 +1,151 @@
+"""What becomes of a graph where strides change: which nodes still work, and views as what they cut out of the tensor below them.
+
+It asks PyTorch's own shape functions on fake tensors. Nothing here is a rule, and nothing decides whether a layout is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from torch_cudal1.graph.rewrite.alias import VIEWS
+from torch_cudal1.graph.rewrite.match import call, is_op, shape
+
+__all__ = ["Cut", "cut_of", "emit", "permuted", "takes_strides"]
+
+aten = torch.ops.aten
+_BY_STORAGE = (aten.as_strided.default, aten._reshape_alias.default)  # they read other elements where strides change
+_INDEXED = tuple(view for view in VIEWS if view not in _BY_STORAGE)
+
+
+def takes_strides(graph: fx.Graph, held: dict[fx.Node, torch.Tensor]) -> bool:
+    """Whether the graph works if the nodes in `held` have these strides: views still exist, calls keep their strides.
+
+    The views of held nodes join `held` with their new values, and so do pointwise results that take over other strides. To be
+    called under the graph's fake mode.
+    """
+    return all(_works(node, held) for node in list(graph.nodes) if node.op == "call_function" and node not in held)
+
+
+def _works(node: fx.Node, held: dict[fx.Node, torch.Tensor]) -> bool:
+    if held.keys().isdisjoint(node.all_input_nodes) or node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return True
+    if is_op(node, *_BY_STORAGE):
+        return False
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: held[item] if item in held else item.meta["val"])
+    target: Any = node.target
+    try:
+        after = target(*args, **kwargs)
+    except (RuntimeError, ValueError):  # the only sign PyTorch gives that a view of such strides does not exist
+        return False
+    pairs = zip(_leaves(after), _leaves(node.meta["val"]), strict=True)
+    same = all(new.stride() == old.stride() for new, old in pairs)
+    if is_op(node, *_INDEXED) or (not same and torch.Tag.pointwise in target.tags and isinstance(after, torch.Tensor)):
+        held[node] = after
+        return True
+    return same
+
+
+def _leaves(held: Any) -> list[torch.Tensor]:
+    return [item for item in (held if isinstance(held, (tuple, list)) else (held,)) if isinstance(item, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A view of a contiguous tensor in four steps: its dims in pieces of `sizes`, an index into some of them (None: all of it),
+    what is left in another `order`, and dims of size 1 at the places `ones`.
+    """
+
+    sizes: tuple[int, ...]
+    indices: tuple[int | None, ...]
+    order: tuple[int, ...]
+    ones: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """Calls that `emit` makes at most."""
+        return 2 + len(self.ones) + sum(index is not None for index in self.indices)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view, of a tensor with the shape that was cut; its strides may be others, pieces of a dim always exist."""
+        found = tensor.view(self.sizes)
+        for dim in reversed(range(len(self.sizes))):
+            index = self.indices[dim]
+            found = found if index is None else found.select(dim, index)
+        found = found.permute(self.order)
+        for dim in self.ones:
+            found = found.unsqueeze(dim)
+        return found
+
+
+def cut_of(whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
+    """How `view`, which starts `offset` elements into a contiguous tensor of shape `whole`, is cut out of it; None if otherwise.
+
+    One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an index into the third, and of
+    the rest the order (0, 2, 1, 3).
+    """
+    if not view.numel():
+        return None
+    waiting = sorted((dim for dim in range(view.dim()) if view.shape[dim] > 1), key=view.stride, reverse=True)
+    pieces: list[tuple[int, int | None]] = []
+    kept: list[int] = []
+    above = math.prod(whole)  # elements from one index to the next of what lies outside
+    for size in whole:
+        least = above // size
+        while waiting and view.stride(waiting[0]) >= least:
+            dim = waiting.pop(0)
+            span = view.stride(dim) * view.shape[dim]
+            if above % span or offset // span >= above // span:
+                return None
+            pieces += [(above // span, offset // span), (view.shape[dim], None)]
+            kept.append(dim)
+            above, offset = view.stride(dim), offset % span
+        if above % least or offset // least >= above // least:
+            return None
+        pieces.append((above // least, offset // least))
+        above, offset = least, offset % least
+    if waiting:
+        return None
+    pieces = [(size, index) for size, index in pieces if size > 1]
+    left = sorted(kept)
+    ones = tuple(dim for dim in range(view.dim()) if view.shape[dim] == 1)
+    return Cut(tuple(size for size, _ in pieces), tuple(index for _, index in pieces), tuple(map(kept.index, left)), ones)
+
+
+def emit(graph: fx.Graph, source: fx.Node, cut: Cut) -> fx.Node:
+    """The cut as calls at the insertion point."""
+    found = source if shape(source) == cut.sizes else call(graph, aten.view.default, source, list(cut.sizes))
+    for dim in reversed(range(len(cut.sizes))):
+        if cut.indices[dim] is not None:
+            found = call(graph, aten.select.int, found, dim, cut.indices[dim])
+    found = permuted(graph, found, cut.order)
+    for dim in cut.ones:
+        found = call(graph, aten.unsqueeze.default, found, dim)
+    return found
+
+
+def permuted(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    """`node` with its dims in `order`, as at most one call: permutations that `node` consists of are taken into it."""
+    dims = list(order)
+    while is_op(node, aten.permute.default, aten.transpose.int, aten.t.default):
+        before = _moves(node)
+        dims = [before[dim] for dim in dims]
+        node = node.args[0]  # type: ignore[assignment]
+    return node if dims == sorted(dims) else call(graph, aten.permute.default, node, dims)
+
+
+def _moves(node: fx.Node) -> list[int]:
+    """For each dim of a permutation's result the dim of its operand."""
+    dims = list(range(len(shape(node))))
+    if is_op(node, aten.permute.default):
+        return [dims[int(dim)] for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
+    if is_op(node, aten.transpose.int):
+        one, other = (dims[int(dim)] for dim in node.args[1:3])  # type: ignore[arg-type]
+        dims[one], dims[other] = dims[other], dims[one]
+        return dims
+    return dims[::-1]
