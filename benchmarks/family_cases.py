@@ -105,19 +105,22 @@ _NORMS = (
 )
 
 
-def _half(name: str, module: Callable[[int], nn.Module], columns: int, dtype: torch.dtype) -> Case:
+def _half(name: str, module: Callable[..., nn.Module], columns: int, dtype: torch.dtype) -> Case:
     """4096 rows of half precision: 8 to 100 MB, of which the smaller ones fit the L2 cache."""
     kind = "fp16" if dtype is torch.float16 else "bf16"
     return Case(
         "half rows",
         f"{name} of {columns}, 4096 rows, {kind}",
-        lambda: module(columns).to(dtype),
+        lambda: module(columns, dtype=dtype),
         lambda: (torch.rand(4096, columns).to(dtype),),
     )
 
 
 _HALF_ROWS = (
-    *(_half("softmax", lambda _: Of(lambda x: x.softmax(1)), columns, torch.float16) for columns in (1024, 2560, 6400, 12672)),
+    *(
+        _half("softmax", lambda _, dtype: Of(lambda x: x.softmax(1)), columns, torch.float16)
+        for columns in (1024, 2560, 6400, 12672)
+    ),
     *(_half("layer norm", nn.LayerNorm, columns, torch.bfloat16) for columns in (1024, 4096, 8192, 15360)),
     *(_half("rms norm", nn.RMSNorm, columns, torch.bfloat16) for columns in (2048, 4096, 8192, 16384)),
 )
