@@ -116,6 +116,7 @@ def _half(name: str, module: Callable[..., nn.Module], columns: int, dtype: torc
     )
 
 
+_SOFTMAX_OF_ROWS = Of(lambda x: x.softmax(1))
 _HALF_ROWS = (
     *(
         _half("softmax", lambda _, dtype: Of(lambda x: x.softmax(1)), columns, torch.float16)
