@@ -109,6 +109,18 @@ def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
     assert parted(Program((spec,), (relu, handed_on.__class__(handed_on.target, (Value(1), (16,)), (), (2,))), (2,))) is None
 
 
+def test_pieces_of_one_result_are_no_operands_of_a_last_step() -> None:
+    spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
+    steps = (
+        Aten("aten.relu.default", (Value(0),), (), (1,)),
+        Aten("aten.unsafe_split.Tensor", (Value(1), 2), (), (2, 3), many=True),  # both are views of the same memory
+        Aten("aten.add.Tensor", (Value(2), Value(3)), (), (4,)),
+    )
+    two = parted(Program((spec,), steps, (4,)))
+    assert two is not None
+    assert [len(two.first.outputs), len(two.last.steps)] == [1, 2]
+
+
 KERNEL = TensorSpec("float32", (4,), (1,), "cuda")
 
 

@@ -32,6 +32,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many steps ar
     "also a result": (lambda x: (x + (a := torch.ones(4)), a), 0),
     "a result's operand": (lambda x: ((a := torch.arange(4.0)) + x, a.exp()), 1),
     "a view as a result": (lambda x: (x + (a := torch.arange(16.0)).view(4, 4), a.view(2, 8)), 0),
+    "pieces of one as results": (lambda x: (x + (a := torch.arange(16.0)).view(4, 4), *torch.unsafe_split(a, 8)), 0),
     "numbers drawn": (lambda x: x + torch.rand(4), 0),
     "a shape's own": (lambda x: x + torch.zeros_like(x), 0),
     "nothing": (lambda x: x.relu(), 0),

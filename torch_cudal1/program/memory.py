@@ -8,8 +8,12 @@ from torch_cudal1.program.model import Alloc, Aten, Call, Program, Step, step_ou
 
 __all__ = ["Makers", "is_view", "makes_memory", "passes_on"]
 
-_MAY_PASS_ON = frozenset(
-    f"aten.{name}.default" for name in ("_unsafe_view", "reshape", "_reshape_alias", "contiguous", "lift_fresh")
+_MAY_PASS_ON = frozenset(  # though their schemas do not say so
+    f"aten.{name}"
+    for name in (
+        *("_unsafe_view.default", "reshape.default", "_reshape_alias.default", "contiguous.default", "lift_fresh.default"),
+        *("unsafe_split.Tensor", "unsafe_split_with_sizes.default", "unsafe_chunk.default", "native_dropout.default"),
+    )
 )
 
 
