@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cudal1
 from tests.entries import Calls, accelerated, plant, shifted
+from tests.program.executors import in_threads
 from torch_cudal1 import fast, native, observe
 from torch_cudal1.graph.swap import Swapped
 
@@ -374,11 +374,7 @@ def test_threads_share_one_table(tmp_path):
                 if not torch.equal(module(X), wanted):
                     wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
     assert served(module) == 1200
 

@@ -1,15 +1,16 @@
-"""The two executors side by side: inputs for a Program, and what "the same results" means."""
+"""The two executors side by side: inputs for a Program, what "the same results" means, and calls from several threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from torch_cudal1.program.model import Program, TensorSpec
 
-__all__ = ["assert_same", "bits", "drawn", "outcome"]
+__all__ = ["assert_same", "bits", "drawn", "in_threads", "outcome"]
 
 
 def drawn(program: Program, device: torch.device, whole: int) -> list[torch.Tensor]:
@@ -58,3 +59,10 @@ def outcome(run: Callable[[Sequence[torch.Tensor]], list[Any]], inputs: Sequence
             return run(inputs)
     except Exception as error:  # noqa: BLE001  whatever it is, the other executor must raise it too
         return type(error)
+
+
+def in_threads(work: Callable[[], None], count: int = 4) -> None:
+    """`work` in `count` threads at once. What it raises is raised here: a thread of its own would swallow it."""
+    with ThreadPoolExecutor(count) as threads:
+        for running in [threads.submit(work) for _ in range(count)]:
+            running.result()

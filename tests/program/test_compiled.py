@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import models
 from tests.judge.programs import linear_relu
-from tests.program.executors import assert_same, drawn
+from tests.program.executors import assert_same, drawn, in_threads
 from tests.program.test_schedule import WHOLE
 from torch_cudal1 import native, observe
 from torch_cudal1.binding import captured_regions
@@ -273,11 +272,7 @@ def test_any_number_of_threads_may_run_one_plan():
                 if not torch.equal(plan(inputs)[0], wanted):
                     wrong.append("different")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

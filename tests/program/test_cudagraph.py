@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.program.executors import in_threads
 from tests.program.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.program.test_driver import add, cuda, number, pointer, recorder_path  # noqa: F401
 from torch_cudal1 import native
@@ -386,11 +386,7 @@ def test_threads_take_turns_on_one_graph(on_gpu):
                 if not torch.allclose(out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-4, atol=1e-4):
                     wrong.append("different")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

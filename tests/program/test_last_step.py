@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.program.executors import assert_same, drawn
+from tests.program.executors import assert_same, drawn, in_threads
 from tests.program.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.program.test_cudagraph import CPU, gpu, graphed, needs_extension  # noqa: F401
 from tests.program.test_driver import cuda, number, recorder_path  # noqa: F401
@@ -271,11 +270,7 @@ def test_streams_and_threads_take_turns(on_gpu: Any) -> None:
 
     with torch.inference_mode():
         run([torch.randn(512, 64, device="cuda"), *weights])
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

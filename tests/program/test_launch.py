@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.program.executors import in_threads
 from tests.program.test_cubin import ADD, HIDDEN, POINTERS, build  # noqa: F401  (fixtures, here and below)
 from tests.program.test_driver import (  # noqa: F401
     GPU,
@@ -379,11 +380,7 @@ def test_threads_do_not_share_parameters(cuda, add):  # noqa: F811
         except (ProgramError, DriverError) as error:
             wrong.append(str(error))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
     assert number(cuda, "calls_pop") == number(cuda, "calls_push")
 
@@ -537,11 +534,7 @@ def test_threads_and_streams_share_one_chain(real):
                 if not torch.allclose(out.double(), x.double() + 8 * y.double(), rtol=1e-5, atol=1e-5):
                     wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
