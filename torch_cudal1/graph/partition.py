@@ -26,7 +26,7 @@ from torch_cudal1.graph.uses import Uses, uses_of
 from torch_cudal1.kernels import attention_step
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, renumbered, step_outs
+from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, renumbered, renumbered_in_turn, step_outs
 from torch_cudal1.program.operator import unaligned_values, value_specs
 from torch_cudal1.program.recurrent import TARGETS
 from torch_cudal1.records import Kind, Region, Role
@@ -270,15 +270,10 @@ def _extract(program: Program, steps: tuple[int, ...], specs: Mapping[int, Tenso
     inside = {out for position in steps for out in step_outs(program.steps[position])}
     inputs = list(dict.fromkeys(i for position in steps for i in used_values(program.steps[position]) if i not in inside))
     wanted = {i for q, step in enumerate(program.steps) if q not in set(steps) for i in used_values(step)} | set(program.outputs)
-    numbers = {index: number for number, index in enumerate(inputs)}
-    body: list[Step] = []
-    for position in steps:
-        step = program.steps[position]
-        outs = tuple(range(len(numbers), len(numbers) + len(step_outs(step))))
-        body.append(renumbered(step, numbers, outs))
-        numbers.update(zip(step_outs(step), outs, strict=True))
+    given = {index: number for number, index in enumerate(inputs)}
+    body, numbers = renumbered_in_turn((program.steps[position] for position in steps), given)
     outputs = tuple(sorted(inside & wanted))
-    part = Program(tuple(specs[index] for index in inputs), tuple(body), tuple(numbers[index] for index in outputs))
+    part = Program(tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs))
     roles: tuple[Role, ...] = tuple("input" for _ in inputs)
     return Island(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
 

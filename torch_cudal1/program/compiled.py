@@ -17,7 +17,19 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.as_eager import as_eager
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, Step, Value, step_outs
+from torch_cudal1.program.model import (
+    Alloc,
+    Aten,
+    Call,
+    Launch,
+    LaunchArg,
+    Program,
+    Step,
+    Value,
+    renumbered,
+    renumbered_arg,
+    step_outs,
+)
 
 __all__ = ["NotCompiled", "compile_program"]
 
@@ -106,17 +118,10 @@ def _renamed(step: Step, names: Sequence[int], outs: tuple[int, ...], program: P
     if isinstance(step, Alloc):
         return replace(step, out=outs[0])
     if isinstance(step, Aten):
-        kwargs = tuple((name, _rename(arg, names)) for name, arg in step.kwargs)
-        return replace(step, args=_rename(step.args, names), kwargs=kwargs, outs=outs)
+        return renumbered(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
     assert isinstance(step, Launch)
-    args = tuple(LaunchArg(arg.kind, _rename(arg.value, names)) for arg in step.args)
+    args = tuple(LaunchArg(arg.kind, renumbered_arg(arg.value, names)) for arg in step.args)
     return _Kernel(replace(step, args=args, aligned=tuple(names[index] for index in step.aligned)), program.payloads[step.payload])
-
-
-def _rename(arg: Any, names: Sequence[int]) -> Any:
-    if isinstance(arg, Value):
-        return Value(names[arg.index])
-    return tuple(_rename(item, names) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device) -> tuple[Any, ...]:

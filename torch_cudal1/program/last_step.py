@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.memory import Makers, makes_memory, passes_on
-from torch_cudal1.program.model import Alloc, Launch, Program, Step, renumbered, step_outs
+from torch_cudal1.program.model import Alloc, Launch, Program, renumbered_in_turn, step_outs
 from torch_cudal1.program.operator import value_specs
 
 __all__ = ["LEAST_BYTES", "Parted", "parted"]
 
-LEAST_BYTES = 4 << 20  # of a result; up to here a copy is a node of the graph (most_by_kernel in csrc/captured.h) and costs 2 us
+LEAST_BYTES = 4 << 20  # of a result; up to here a copy is a small kernel of the graph (most_by_kernel in csrc/captured.h)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def parted(program: Program) -> Parted | None:
     if cut is None:
         return None
     steps, makers = program.steps, Makers(program)
-    tail = sorted({cut, *range(cut, len(steps)), *_views_for(program, cut, makers)})
+    tail = sorted({*_views_for(program, cut, makers), *range(cut, len(steps))})
     inside = {out for position in tail for out in step_outs(steps[position])}
     outside = len(program.inputs) + len(program.constants)
     read = dict.fromkeys(i for position in tail for i in used_values(steps[position]) if i not in inside and i >= outside)
@@ -45,16 +45,11 @@ def parted(program: Program) -> Parted | None:
     if max(specs[out].size_bytes for out in program.outputs if out is not None) < LEAST_BYTES:
         return None
     first = Program(program.inputs, steps[:cut], tuple(read), program.constants, program.payloads)
-    moved = {index: place for place, index in enumerate((*read, *range(outside)))}
-    body: list[Step] = []
-    for position in tail:
-        step = steps[position]
-        outs = tuple(range(len(moved), len(moved) + len(step_outs(step))))
-        body.append(renumbered(step, moved, outs))
-        moved.update(zip(step_outs(step), outs, strict=True))
-    given = (*(specs[index] for index in read), *program.inputs)
-    results = tuple(None if out is None else moved[out] for out in program.outputs)
-    return Parted(first, Program(given, tuple(body), results, program.constants, program.payloads))
+    given = {index: place for place, index in enumerate((*read, *range(outside)))}
+    body, moved = renumbered_in_turn((steps[position] for position in tail), given)
+    inputs = (*(specs[index] for index in read), *program.inputs)
+    results = tuple(moved[out] for out in program.outputs if out is not None)  # `_place` refuses others
+    return Parted(first, Program(inputs, body, results, program.constants, program.payloads))
 
 
 def _place(program: Program) -> int | None:

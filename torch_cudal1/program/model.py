@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -226,20 +226,31 @@ def step_outs(step: Step) -> tuple[int, ...]:
     return () if isinstance(step, Launch) else step.outs
 
 
-def renumbered(step: Step, numbers: Mapping[int, int], outs: tuple[int, ...]) -> Step:
+def renumbered_in_turn(steps: Iterable[Step], numbers: Mapping[int, int]) -> tuple[tuple[Step, ...], dict[int, int]]:
+    """Steps of a whole-graph Program behind the values 0, 1, ... that `numbers` names, and the new numbers of all their values."""
+    found, names = [], dict(numbers)
+    for step in steps:
+        outs = tuple(range(len(names), len(names) + len(step_outs(step))))
+        found.append(renumbered(step, names, outs))
+        names.update(zip(step_outs(step), outs, strict=True))
+    return tuple(found), names
+
+
+def renumbered(step: Step, numbers: Mapping[int, int] | Sequence[int], outs: tuple[int, ...]) -> Step:
     """A step of a whole-graph Program (ATen or call) with its values under other numbers. Raises TypeError for any other step."""
     if isinstance(step, Aten):
-        kwargs = tuple((name, _renumbered_arg(arg, numbers)) for name, arg in step.kwargs)
-        return Aten(step.target, _renumbered_arg(step.args, numbers), kwargs, outs, step.many)
+        kwargs = tuple((name, renumbered_arg(arg, numbers)) for name, arg in step.kwargs)
+        return Aten(step.target, renumbered_arg(step.args, numbers), kwargs, outs, step.many)
     if isinstance(step, Call):
         return Call(step.program, tuple(numbers[index] for index in step.args), outs)
     raise TypeError(f"a whole-graph Program holds ATen and call steps, found {type(step).__name__}")
 
 
-def _renumbered_arg(arg: Arg, numbers: Mapping[int, int]) -> Arg:
+def renumbered_arg(arg: Arg, numbers: Mapping[int, int] | Sequence[int]) -> Arg:
+    """An argument with the values in it under other numbers."""
     if isinstance(arg, Value):
         return Value(numbers[arg.index])
-    return tuple(_renumbered_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
+    return tuple(renumbered_arg(item, numbers) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

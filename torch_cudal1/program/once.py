@@ -16,7 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch_cudal1.program.aten import is_functional, is_random
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.memory import Makers, makes_memory, passes_on
-from torch_cudal1.program.model import Alloc, Aten, Launch, Program, Step, renumbered, step_outs
+from torch_cudal1.program.model import Alloc, Aten, Launch, Program, Step, renumbered_in_turn, step_outs
 
 __all__ = ["MOST_BYTES", "computed_once"]
 
@@ -79,13 +79,8 @@ def _values(
     """The values `read`, computed now; None where that fails, which is then the call's failure, or where they are too much."""
     first = len(program.inputs)
     names = {index: index - first for index in range(first, first + len(program.constants))}
-    body: list[Step] = []
-    for position in apart:
-        step = program.steps[position]
-        outs = tuple(range(len(names), len(names) + len(step_outs(step))))
-        body.append(renumbered(step, names, outs))
-        names.update(zip(step_outs(step), outs, strict=True))
-    alone = Program((), tuple(body), tuple(names[index] for index in read), program.constants, program.payloads)
+    body, names = renumbered_in_turn((program.steps[position] for position in apart), names)
+    alone = Program((), body, tuple(names[index] for index in read), program.constants, program.payloads)
     try:
         with no_dispatch(), torch.inference_mode(False), torch.no_grad():  # whatever is being traced, these are real
             found = [one for one in run(alone, device)([]) if isinstance(one, torch.Tensor)]
@@ -101,13 +96,7 @@ def _with(program: Program, rest: Sequence[Step], values: dict[int, torch.Tensor
     """The Program without the steps that made `values`, which are its last constants."""
     old = len(program.inputs) + len(program.constants)
     names = {index: index for index in range(old)} | {index: old + place for place, index in enumerate(values)}
-    body: list[Step] = []
-    count = len(names)
-    for step in rest:
-        outs = tuple(range(count, count + len(step_outs(step))))
-        count += len(outs)
-        body.append(renumbered(step, names, outs))
-        names.update(zip(step_outs(step), outs, strict=True))
+    body, names = renumbered_in_turn(rest, names)
     outputs = tuple(None if out is None else names[out] for out in program.outputs)
     kept = {f"once-{place}": value for place, value in enumerate(values.values())}
-    return Program(program.inputs, tuple(body), outputs, (*program.constants, *kept), {**program.payloads, **kept})
+    return Program(program.inputs, body, outputs, (*program.constants, *kept), {**program.payloads, **kept})
