@@ -16,6 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.rewrite import RULES, rewrite
+from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
+from torch_cudal1.program.cost import estimate
 
 from .helpers import capture, ops, run
 from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, moved_to_a_gpu
@@ -116,3 +118,14 @@ def test_the_gelu_of_the_operator_on_a_gpu_is_the_one_that_pytorch_decomposes_it
         fakes = [torch.empty(shape, device="cuda") for shape in ((6,), (5, 4), (4, 6))]
         found = make_fx(lambda b, x, w: decomposed(b, x, w, use_gelu=True))(*fakes)
     assert [node.kwargs for node in found.graph.nodes if node.target is aten.gelu.default] == [{"approximate": "tanh"}]
+
+
+@pytest.mark.parametrize(("batch", "time"), [(3, 5), (1, 8)])
+def test_the_operator_is_estimated_as_what_it_is_made_of(batch: int, time: int) -> None:
+    gm = capture(lambda *flat: layer_operator(flat, gelu=False, first=False), *layer_inputs(batch, time))
+    apart = rewrite(gm, ENCODER_RULES, assume_finite=False)
+    assert apart.sites == {"encoder_layer": 1}
+    whole, parts = (estimate(lower(one).region.program) for one in (gm, apart.gm))
+    assert whole.flops == parts.flops
+    assert whole.least_bytes == parts.least_bytes
+    assert whole.steps == 10  # four products, attention, an activation, two sums and two norms

@@ -38,8 +38,6 @@ def encoder_layer(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             new = _traced(gm.graph, _plain_layer, given)
-            if new is None:
-                continue
             laid = new if strides(new) == strides(node) else with_strides(gm.graph, new, shape(node), strides(node))
         if laid is not None:
             replace(node, laid)
@@ -47,16 +45,11 @@ def encoder_layer(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _traced(graph: fx.Graph, function: Callable[[Mapping[str, Any]], torch.Tensor], given: Mapping[str, Any]) -> fx.Node | None:
-    """The calls that `function` makes of `given` at the insertion point; None if it cannot be traced."""
+def _traced(graph: fx.Graph, function: Callable[[Mapping[str, Any]], torch.Tensor], given: Mapping[str, Any]) -> fx.Node:
+    """The calls that `function` makes of `given` at the insertion point."""
     names = [name for name, arg in given.items() if isinstance(arg, fx.Node)]
-    try:
-        with torch.no_grad():
-            made = make_fx(lambda *held: function({**given, **dict(zip(names, held, strict=True))}))(
-                *(val(given[n]) for n in names)
-            )
-    except RuntimeError:
-        return None
+    with torch.no_grad():
+        made = make_fx(lambda *held: function({**given, **dict(zip(names, held, strict=True))}))(*(val(given[n]) for n in names))
     made.graph.eliminate_dead_code()
     inputs = [node for node in made.graph.nodes if node.op == "placeholder"]
     result = graph.graph_copy(made.graph, dict(zip(inputs, (given[name] for name in names), strict=True)))
