@@ -422,6 +422,28 @@ def safe_softmax_cases() -> dict[str, Case]:
     return cases
 
 
+def team_cases() -> dict[str, Case]:
+    """Rows that programs share and read once: longer than a tile, with a last piece that is shorter."""
+    special = _marked(_draw(5, 40000), ((0,), -INF), ((1, 3), NAN), ((2, 39999), INF), ((3, slice(16384)), -INF))
+    far = _marked(_draw(2, 40000, shift=1000.0), ((1, 33000), NAN))
+    return {
+        "softmax of a team": (lambda x: x.softmax(-1), (special,)),
+        "log_softmax of a team, bf16": (lambda x: x.log_softmax(-1), (_draw(2, 33000, dtype=BF16, scale=5),)),
+        "layer_norm of a team, far from zero": (
+            lambda x, w, b: F.layer_norm(x, (40000,), w, b),
+            (far, _draw(40000), _draw(40000)),
+        ),
+        "group_norm of a team": (lambda x, w: F.group_norm(x, 2, w), (_draw(2, 4, 130, 150), _draw(4))),
+        "L1 norm of a team, whole pieces": (lambda x: x / x.abs().mean(1, keepdim=True), (_draw(3, 49152),)),
+        "a team that meets twice": (lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (_draw(2, 35000),)),
+        "a team of integers": (lambda x: x - x.amax(1, keepdim=True), ((_draw(2, 35000) * 1e6).long(),)),
+        "a team with results of rows": (
+            lambda x, w, b: aten.native_layer_norm(x, (33001,), w, b, 1e-5),
+            (_draw(3, 33001, shift=1.0), _draw(33001), _draw(33001)),
+        ),
+    }
+
+
 def all_cases() -> dict[str, Case]:
     """Every case; the same numbers each time."""
     _generator.manual_seed(7)
@@ -434,4 +456,5 @@ def all_cases() -> dict[str, Case]:
         | few_bits_cases()
         | backward_cases()
         | safe_softmax_cases()
+        | team_cases()
     )

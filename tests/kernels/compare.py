@@ -49,6 +49,12 @@ def errors(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> dict[
     }
 
 
+def as_interpreted(text: str) -> str:
+    """What the interpreter can run: it has no products in pieces, and no other program comes while one looks for its team."""
+    text = re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
+    return re.sub(r"looks < \d+", "looks < 2", text)
+
+
 def outputs_of(function: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What eager gives, as a list."""
     result = function(*inputs)
@@ -67,10 +73,7 @@ def main(wanted: Sequence[str]) -> None:
         exact = outputs_of(function, [t.double() if t.is_floating_point() else t for t in inputs])
         facts[name] = []
         for proposal in propose(program, 90):
-            # the interpreter has no products in pieces: what is compared is everything else
-            found = interpret(
-                program, proposal, inputs, lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text)
-            )
+            found = interpret(program, proposal, inputs, as_interpreted)
             for got, plain, wide in zip(found, eager, exact, strict=True):
                 assert got is not None
                 facts[name].append({"config": dict(proposal.config), **errors(got, plain, wide)})

@@ -107,6 +107,7 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
+    options |= {} if kernel.registers is None else {"maxnreg": kernel.registers}
     with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
         source = ASTSource(
             fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),

@@ -22,8 +22,9 @@ from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Product
 from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
 from torch_cudal1.kernels.schedule import Nest, schedule
-from torch_cudal1.kernels.source import POINTERS, Tile, kernel_source
+from torch_cudal1.kernels.source import POINTERS, Printer, Tile, text_of
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
+from torch_cudal1.kernels.team import REGISTERS, TeamPrinter
 from torch_cudal1.kernels.tiles import tiles
 from torch_cudal1.kernels.trace import Output, Trace, trace
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
@@ -187,11 +188,12 @@ def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: M
     for nest, tile, warps in stages:
         if warps not in (1, 2, 4, 8, 16, 32):
             raise ProgramError("proposal", f"{warps} warps; expected a power of two up to 32")
-        symbol, text, values = kernel_source(nest, tile, traced.family)
-        grid = -(-nest.row_count // tile.rows)
+        printer = TeamPrinter(nest, tile) if tile.team else Printer(nest, tile)
+        symbol, text, values = text_of(printer, traced.family)
+        grid = -(-nest.row_count // tile.rows) * (tile.team.size if tile.team else 1)
         if grid > _MAX_GRID:
             raise NotLowerableError(f"a grid of {grid} programs")
         arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
-        kernels.append(Kernel(symbol, text, arguments, grid, warps))
-        written |= {s.value: specs[s.value] for s in nest.statements if s.kind == "store"}
+        kernels.append(Kernel(symbol, text, arguments, grid, warps, registers=REGISTERS if tile.team else None))
+        written |= {value: specs[value] for value in (*(s.value for s in nest.statements if s.kind == "store"), *printer.scratch)}
     return Lowered(tuple(kernels), written)

@@ -25,7 +25,7 @@ class Proposal:
     """A way to lower an island: `family` ("gemm", "softmax", "norm", "reduction", "elementwise") and `config`.
 
     `config`: "rows" and "columns" elements of a tile ("columns" absent: element-wise), "warps", "loop" (a row takes several column
-    tiles), "split" (programs that share one row; 1: one).
+    tiles), "split" (programs that share one row, in launches of their own; 1: one), "team" (programs of one launch share a row).
     """
 
     family: str
@@ -57,8 +57,8 @@ class Proposal:
 class Kernel:
     """One launch before compilation: source text, pointer arguments (value number and Triton type), grid, warps.
 
-    `stages` of Triton's software pipeline (None: its default). `cuda`: the text is CUDA C++, for NVRTC; then `arguments` are all
-    that the kernel takes, and its launch is known without asking the compiler.
+    `stages` of Triton's software pipeline and the most `registers` of a thread (None: its defaults). `cuda`: the text is CUDA C++,
+    for NVRTC; then `arguments` are all that the kernel takes, and its launch is known without asking the compiler.
     """
 
     symbol: str
@@ -68,6 +68,7 @@ class Kernel:
     warps: int
     stages: int | None = None
     cuda: Cuda | None = None
+    registers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
-__all__ = ["POINTERS", "Printer", "Tile", "headed", "kernel_source"]
+__all__ = ["POINTERS", "Printer", "Team", "Tile", "headed", "neutral", "of_row", "text_of"]
 
 _ENTRY = "\n@triton.jit\ndef SYMBOL("
 HEADER = '''"""Generated kernel; shapes and strides are literals."""
@@ -72,30 +72,46 @@ _INT32_REACH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """Programs that share a row: `size` of them; scratch values: the count of those that have arrived (int32, zero before the
+    launch, one a row and level of reductions), and for each word of each reduction, in the nest's order, one value a program.
+    """
+
+    size: int
+    arrivals: int
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`: columns in several steps."""
+    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`: columns in several steps, `team`: a
+    row's columns are shared out, a tile for each program of the team.
+    """
 
     rows: int
     columns: int = 0
     loop: bool = False
+    team: Team | None = None
 
 
-def headed(body: str) -> str:
-    """A kernel's text from its arguments on, with the head that every kernel has and the special functions that it calls."""
+def headed(body: str, functions: str = "") -> str:
+    """A kernel's text from its arguments on, with the head that every kernel has, the special functions that it calls and its own
+    `functions`.
+    """
     head, entry = HEADER.split(_ENTRY)
     called = {"log_bessel_": bessel.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}
-    return head + "".join(text for name, text in called.items() if name in body) + _ENTRY + entry + body
+    return head + "".join(text for name, text in called.items() if name in body) + functions + _ENTRY + entry + body
 
 
-def kernel_source(nest: Nest, tile: Tile, family: str) -> tuple[str, str, tuple[int, ...]]:
+def text_of(printer: Printer, family: str) -> tuple[str, str, tuple[int, ...]]:
     """Symbol, complete text, and the Program values of its pointer arguments in order."""
-    values = tuple(dict.fromkeys(s.value for s in nest.statements if s.kind in ("load", "store")))
-    stored = {s.value for s in nest.statements if s.kind == "store"}
+    statements, own = printer.nest.statements, printer.scratch
+    values = dict.fromkeys([*(s.value for s in statements if s.kind in ("load", "store")), *own])
+    stored = {s.value for s in statements if s.kind == "store"} | set(own)
     ordered = tuple(sorted(values, key=lambda v: (v in stored, v)))
-    printer = Printer(nest, tile)
-    lines = printer.looped() if tile.loop else printer.straight()
     arguments = ", ".join(f"p{value}" for value in ordered)
-    text = headed(arguments + "):\n" + "\n".join("    " + line for line in [*printer.prologue(), *lines]) + "\n")
+    body = "\n".join("    " + line for line in [*printer.prologue(), *printer.body()])
+    text = headed(f"{arguments}):\n{body}\n", printer.functions())
     symbol = f"{family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return symbol, text.replace("SYMBOL", symbol), ordered
 
@@ -122,7 +138,7 @@ class Printer:
         if self.row_mask:
             lines.append(f"row_ok = row < {nest.row_count}")
         lines += self.digits("row", False)
-        return lines if self.flat or tile.loop else lines + self._column_lines("")
+        return lines if self.flat or tile.loop else lines + self.column_lines("")
 
     @property
     def wide(self) -> bool:
@@ -131,7 +147,8 @@ class Printer:
         padded = (self.nest.row_count + self.tile.rows) * (self.flat or 1)
         return max(accesses, padded, self.nest.column_count + self.tile.columns) > _INT32_REACH
 
-    def _column_lines(self, start: str) -> list[str]:
+    def column_lines(self, start: str) -> list[str]:
+        """Column indices of the tile that begins at `start` ("" or a number and a plus)."""
         wide = ".to(tl.int64)" if self.wide else ""
         lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
         if self.column_mask:
@@ -149,6 +166,19 @@ class Printer:
             text = base + (f" // {stride}" if stride > 1 else "") + (f" % {atom.extent}" if i else "")
             lines.append(f"{self.names[atom.id]} = {text}")
         return lines
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        """Program values that it takes besides those of the nest."""
+        return ()
+
+    def functions(self) -> str:
+        """Text of functions that the lines call."""
+        return ""
+
+    def body(self) -> list[str]:
+        """The lines after the prologue."""
+        return self.looped() if self.tile.loop else self.straight()
 
     def straight(self) -> list[str]:
         """Every statement once: the whole row is in the tile."""
@@ -173,15 +203,15 @@ class Printer:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
         plain = [s for s in folds if s.text not in streams.KINDS]
         streamed = [s for s in folds if s.text in streams.KINDS]
-        inside = self._inside([*folds, *stores])
-        lines = [f"acc_{s.name} = tl.full({shape}, {_neutral(s)}, {s.node.compute})" for s in plain]
+        inside = self.inside([*folds, *stores])
+        lines = [f"acc_{s.name} = tl.full({shape}, {neutral(s)}, {s.node.compute})" for s in plain]
         lines += [line for s in streamed for line in streams.started(s, shape)]
         lines += [self._carry(s) for s in inside if s.kind == "scan"]
-        body = self._column_lines("start + ")
+        body = self.column_lines("start + ")
         lines.append(f"for start in range(0, {self.nest.column_count}, {self.tile.columns}):")
         if any(isinstance(s.node, Scan) and s.node.reverse for s in inside):  # a scan from the end takes its tiles from the end
             last = (self.nest.column_count - 1) // self.tile.columns * self.tile.columns
-            body = self._column_lines(f"({last} - start) + ")
+            body = self.column_lines(f"({last} - start) + ")
         for s in inside:
             body += self.line(s)
         for s in streamed:
@@ -192,11 +222,11 @@ class Printer:
         for s in stores:
             body += self.line(s)
         lines += ["    " + line for line in body]
-        lines += [f"{s.name} = {_fold(s, f'acc_{s.name}')}" for s in plain]
+        lines += [f"{s.name} = {of_row(s, f'acc_{s.name}')}" for s in plain]
         return lines + [line for s in streamed for line in streams.finished(s, self.nest.column_count, self.tile.columns)]
 
     def _carry(self, s: Statement) -> str:
-        return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {_neutral(s)}, {s.node.compute})"
+        return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {neutral(s)}, {s.node.compute})"
 
     def _scan_lines(self, s: Statement) -> list[str]:
         """The running sums or products within a tile, on top of those of the tiles before it."""
@@ -204,7 +234,7 @@ class Printer:
         text, tests = s.needs[0].name, ["column_ok"] * (self.column_mask and s.node.reverse)
         tests += ["(column > 0)"] * s.node.exclusive
         if tests:
-            text = f"tl.where({' & '.join(tests)}, {text}, {_neutral(s)})"
+            text = f"tl.where({' & '.join(tests)}, {text}, {neutral(s)})"
         if not (s.needs[0].rows and s.needs[0].columns):
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
         lines = [f"in_{s.name} = {text}"]
@@ -213,9 +243,10 @@ class Printer:
             return [*lines, f"{s.name} = {scan}"]
         sign = "+" if s.text == "sum" else "*"
         lines.append(f"{s.name} = carry_{s.name} {sign} {scan}")
-        return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {_fold(s, f'in_{s.name}')}"]
+        return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {of_row(s, f'in_{s.name}')}"]
 
-    def _inside(self, users: Iterable[Statement]) -> list[Statement]:
+    def inside(self, users: Iterable[Statement]) -> list[Statement]:
+        """What varies over columns and `users` need, in order."""
         needed: set[str] = set()
         stack = [n for user in users for n in user.needs]
         while stack:
@@ -246,13 +277,17 @@ class Printer:
         return f"{s.name} = tl.full([], {s.access.offset}, tl.int64)"
 
     def _reduce_lines(self, s: Statement) -> list[str]:
+        return [f"{s.name} = {self.of_tile(s)}"]
+
+    def of_tile(self, s: Statement) -> str:
+        """The reduction of the tile's columns."""
         source = s.needs[0]
         text = source.name
         if self.column_mask:
-            text = f"tl.where(column_ok, {text}, {_neutral(s)})"
+            text = f"tl.where(column_ok, {text}, {neutral(s)})"
         if not (source.rows and source.columns):
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
-        return [f"{s.name} = {_fold(s, text)}"]
+        return of_row(s, text)
 
     def offset(self, form: Form) -> str:
         """Text of an address: empty for 0."""
@@ -288,10 +323,15 @@ class Printer:
         # a dimension of size 1 has no loop variable: the pointers must still have the shape of the tile
         offset += "" if s.access.rows else (" + " if offset else "") + "row * 0"
         offset += "" if s.access.columns or not s.columns else " + column * 0"
-        return f"tl.store(p{s.value} + {offset}, {s.needs[0].name}{self._mask(True, s.columns)})"
+        return f"tl.store(p{s.value} + {offset}, {s.needs[0].name}{self._mask(True, s.columns, *self.store_tests(s))})"
+
+    def store_tests(self, s: Statement) -> list[str]:
+        """What else must hold for a store."""
+        return []
 
 
-def _neutral(s: Statement) -> str:
+def neutral(s: Statement) -> str:
+    """What changes nothing in the reduction or scan."""
     compute = s.node.compute
     if s.text in ("sum", "prod"):
         return "0" if s.text == "sum" else "1"
@@ -304,7 +344,8 @@ def _combine(s: Statement) -> str:
     return (_COMBINE if s.node.compute == "tl.float32" else _COMBINE_INT)[s.text]
 
 
-def _fold(s: Statement, text: str) -> str:
+def of_row(s: Statement, text: str) -> str:
+    """A reduction along rows of `text`, other than those of `streams`."""
     plain = s.text == "sum" or (s.text != "prod" and s.node.compute != "tl.float32")
     if plain:
         return f"tl.{s.text}({text}, axis=1, keep_dims=True)"

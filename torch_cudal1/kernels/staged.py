@@ -2,6 +2,7 @@
 
     split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
                outputs last
+    team       long rows, many or few: programs of one launch share a row and meet (`team`); their count is set to zero before
     nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows' results first, in memory
 
 Partial results go through scratch values, and are put together in a fixed order. Text and machine code are made elsewhere.
@@ -17,11 +18,12 @@ import torch
 
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.kernels.index import row_major
-from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, constant, pointwise, reduced, replaced, reshape, resolved
+from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, broadcast, constant, pointwise, reduced, replaced, reshape, resolved
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.pointwise import div
 from torch_cudal1.kernels.schedule import Nest, reductions_of, schedule
-from torch_cudal1.kernels.source import Tile
+from torch_cudal1.kernels.source import Team, Tile
+from torch_cudal1.kernels.team import words_of
 from torch_cudal1.kernels.tiles import tiles
 from torch_cudal1.kernels.trace import Output
 from torch_cudal1.kernels.views import permuted
@@ -46,7 +48,8 @@ def staged(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, Ten
     Raises NotLowerableError when the expressions do not fit nests, ProgramError when the proposal is nonsense for them.
     """
     split = proposal.number("split", 1)
-    outputs = _chosen(outputs, streamed=split > 1 or bool(proposal.config.get("loop", False)))
+    team = bool(proposal.config.get("team", False))
+    outputs = _chosen(outputs, streamed=split > 1 or team or bool(proposal.config.get("loop", False)))
     rows = _rows_first(outputs, specs, first)
     if rows:
         stages = staged(rows, proposal, specs, first + len(rows))
@@ -57,6 +60,8 @@ def staged(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, Ten
     if split > 1:
         return _split(outputs, proposal, specs, first)
     nest = schedule(outputs)
+    if team:
+        return _team(nest, proposal, specs, first)
     return ((nest, tile_of(nest, proposal), proposal.number("warps", 4)),)
 
 
@@ -71,16 +76,19 @@ def tile_of(nest: Nest, proposal: Proposal) -> Tile:
         raise ProgramError(
             "proposal", f"tile of {rows} x {columns} for {'a reduction' if nest.reduces else 'an element-wise island'}"
         )
-    if columns and not loop and columns < nest.column_count:
+    if columns and not (loop or proposal.config.get("team", False)) and columns < nest.column_count:
         raise ProgramError("proposal", f"rows of {nest.column_count} do not fit {columns} columns without a loop")
     return Tile(rows, columns, loop)
 
 
 def scratch(node: Node, number: int, specs: dict[int, TensorSpec]) -> Output:
     """A scratch value for `node`, in its compute type: a half-typed partial sum is kept in fp32."""
-    dtype = node.compute.removeprefix("tl.")
-    specs[number] = TensorSpec(dtype, node.shape, row_major(node.shape), "cuda")
+    specs[number] = _dense(node.compute, node.shape)
     return Output(number, node, specs[number])
+
+
+def _dense(compute: str, shape: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(compute.removeprefix("tl."), shape, row_major(shape), "cuda")
 
 
 def _chosen(outputs: tuple[Output, ...], *, streamed: bool) -> tuple[Output, ...]:
@@ -124,6 +132,22 @@ def _split(outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, Ten
         done |= {fold: _leaf(one) for fold, one in zip(ready, combined, strict=True)}
         stages.append(_stage(combined, tile, 4))
     return (*stages, *_lasts([replace(o, node=replaced(o.node, done)) for o in outputs]))
+
+
+def _team(nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: int) -> tuple[Stage, ...]:
+    tile = tile_of(nest, proposal)
+    size = -(-nest.column_count // max(1, tile.columns))
+    if tile.rows != 1 or size < 2 or any(s.kind == "scan" for s in nest.statements):
+        raise ProgramError("proposal", f"a team of {size} for tiles of {tile.rows} rows; expected two or more for one, and no scan")
+    words = words_of(nest)
+    for number, (fold, _) in enumerate(words, first):
+        specs[number] = _dense(fold.node.compute, (nest.row_count, size))
+    counts = (nest.row_count * nest.levels,)
+    arrivals = scratch(broadcast(constant(0, torch.int32), counts), first + len(words), specs)
+    cleared = schedule((arrivals,))
+    team = Team(size, arrivals.value, tuple(range(first, first + len(words))))
+    meeting = (nest, replace(tile, team=team), proposal.number("warps", 4))
+    return ((cleared, Tile(min(1024, _power(cleared.row_count))), 4), meeting)
 
 
 def _lasts(outputs: Sequence[Output]) -> list[Stage]:

@@ -7,6 +7,8 @@ elements a thread, 4 to 8 warps), and the grid should fill the SMs.
     row in one tile     columns <= 32768: several rows a program up to 1024 columns, then one row and 4, 8, 16, 32 warps
     row in a loop       longer rows, and rows that are not contiguous in memory (then 16 to 64 neighbouring rows a program)
     row split           few long rows: `split` programs share a row, partial results go through a scratch tensor
+    row of a team       rows too long for a tile that are read again after a reduction: programs share one, a tile each, 64 elements
+                        a thread, as many programs at most as run at the same time
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
 # rows that all SMs together may hold in the L2 until they are read again: few and large programs
 _AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
 _AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
+_TEAMS = ((16384, 8, 2 * _SMS), (8192, 4, 4 * _SMS))  # columns, warps, programs that run at the same time
 _STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
 _MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
@@ -75,8 +78,17 @@ def _row_tiles(nest: Nest) -> list[Config]:
         loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
         looped = [_config(1, size, warps, True) for size, warps in loops if size < nest.column_count]
         # a scan of the whole row at once waits for all of its warps; half of them are faster than all
-        found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else found + looped
+        found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else [*_teams(nest), *found, *looped]
     return _splits(nest) + _distinct(found)
+
+
+def _teams(nest: Nest) -> list[Config]:
+    """Several programs a row that meet, where a row of outputs is too long to stay in one program's registers."""
+    again = any(s.kind == "store" and s.columns for s in nest.statements)
+    if nest.column_count <= _ONE_TILE or not again or any(s.kind == "scan" for s in nest.statements):
+        return []
+    fits = [(columns, warps) for columns, warps, most in _TEAMS if -(-nest.column_count // columns) <= most]
+    return [_config(1, columns, warps, False) | {"team": True} for columns, warps in fits]
 
 
 def _strided(nest: Nest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_cudal1 import backend
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.rewrite import RULES, rewrite
@@ -129,3 +131,37 @@ def test_the_operator_is_estimated_as_what_it_is_made_of(batch: int, time: int) 
     assert whole.flops == parts.flops
     assert whole.least_bytes == parts.least_bytes
     assert whole.steps == 10  # four products, attention, an activation, two sums and two norms
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_on_a_gpu_the_parts_are_as_close_to_float64_as_the_operator_is(gelu: bool, first: bool, dtype: torch.dtype) -> None:
+    x, *weights = layer_inputs(4, 40, 64)
+    inputs = [x.to("cuda", dtype), *((w / 8).to("cuda", dtype) for w in weights)]
+    fn: Fn = lambda *flat: layer_operator(flat, gelu=gelu, first=first, heads=4)
+    done = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
+    assert "_transformer_encoder_layer_fwd.default" not in ops(done.gm)
+    assert ops(done.gm)["clone.default"] == 0
+    wide = [t.double().cpu() for t in inputs]  # on a GPU the operator takes the tanh form of gelu, on a CPU the exact one
+    apart = rewrite(capture(fn, *wide), RULES, assume_finite=False).gm
+    for node in apart.graph.find_nodes(op="call_function", target=aten.gelu.default):
+        node.kwargs = {"approximate": "tanh"}
+    (exact,) = run(apart, *wide)
+    wrong, ours = ((out.double().cpu() - exact).abs().max().item() for out in (fn(*inputs), run(done.gm, *inputs)[0]))
+    assert ours <= 2 * wrong
+    assert wrong < (1e-4 if dtype is torch.float32 else 0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_torch_compile_on_a_gpu_searches_encoder_layers_apart_and_keeps_their_values(tmp_path: Path) -> None:
+    module, x = encoder(2).cuda(), torch.randn(3, 5, 16, device="cuda")
+    options = {"cache_dir": tmp_path, "on_miss": "tune", "budget_s": 20.0, "strictness": "error"}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(module, backend=backend.cudal1, options=options)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,157 @@
+"""A row shared by a team of programs: each keeps its piece in registers and is told what the others have, so it is read once.
+
+    piece of a row ── reduced ── words in memory ── meet ── all words ── the row's reduction ── the piece again, from registers
+
+A team meets once for each level of reductions. Nobody can be sure that all of a team run at the same time (a GPU may have fewer
+places than the team has programs), so nobody waits for ever: who has looked often enough reduces the pieces of the others itself,
+to the same bits, and goes on. Words are put together in the order of the pieces, so a result does not depend on who came when.
+
+Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for the meeting.
+"""
+
+from __future__ import annotations
+
+from torch_cudal1.kernels import streams
+from torch_cudal1.kernels.schedule import Nest, Statement
+from torch_cudal1.kernels.source import Printer, Team, Tile, neutral, of_row
+
+__all__ = ["REGISTERS", "TeamPrinter", "words_of"]
+
+REGISTERS = 128  # of a thread: 64 for its elements; with more fewer programs run, and a row waits for them
+_LOOKS = 4096  # at the count of those that have come, about 0.7 us each
+
+_MEET = f"""
+@triton.jit
+def all_met(arrivals, team: tl.constexpr):
+    tl.debug_barrier()  # what every thread has stored comes before the count
+    met = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") + 1
+    looks = 0
+    while (met < team) & (looks < {_LOOKS}):
+        met = tl.atomic_add(arrivals, 0, sem="acq_rel", scope="gpu")
+        looks += 1
+    return met >= team
+"""
+
+
+def words_of(nest: Nest) -> list[tuple[Statement, str]]:
+    """What a piece tells of each reduction, in the nest's order: the reduction and the word's name ("" for its value)."""
+    folds = [s for s in nest.statements if s.kind == "reduce"]
+    return [(s, word) for s in folds for word in streams.WORDS.get(s.text, ("",))]
+
+
+class TeamPrinter(Printer):
+    """Prints a nest whose tile is a piece of a row. `member`: which piece, and which program of the team."""
+
+    def __init__(self, nest: Nest, tile: Tile) -> None:
+        super().__init__(nest, tile)
+        assert tile.team is not None
+        self.team: Team = tile.team
+        self.places = dict(zip([(s.name, word) for s, word in words_of(nest)], self.team.words, strict=True))
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        return (*self.team.words, self.team.arrivals)
+
+    def prologue(self) -> list[str]:
+        wide = ".to(tl.int64)" if self.wide else ""
+        lines = [
+            f"place = tl.program_id(0){wide} // {self.team.size}",
+            f"member = tl.program_id(0) % {self.team.size}",
+            "row = place + tl.arange(0, 1)[:, None]",
+        ]
+        return [*lines, *self.digits("row", False), *self._piece()]
+
+    def _piece(self) -> list[str]:
+        return self.column_lines(f"member * {self.tile.columns} + ")
+
+    def body(self) -> list[str]:
+        lines: list[str] = []
+        done: set[str] = set()
+        for level in range(self.nest.levels):
+            folds = self._folds(level)
+            early = {s.name for s in self.inside(folds)}  # what else varies over columns would only fill registers until then
+            now = [s for s in self.nest.statements if s.kind not in ("reduce", "store") and s.level <= level]
+            now = [s for s in now if s.name not in done and (s.name in early or not s.columns)]
+            done |= {s.name for s in now}
+            lines += [line for s in now for line in self.line(s)] + self._told(folds) + self._meeting(level)
+            lines += [line for s in folds for line in self._heard(s)]
+        rest = [s for s in self.nest.statements if s.kind != "reduce" and s.name not in done]
+        return lines + [line for s in rest for line in self.line(s)]
+
+    def functions(self) -> str:
+        return _MEET + "".join(self._function(level) for level in range(self.nest.levels))
+
+    def store_tests(self, s: Statement) -> list[str]:
+        return [] if s.columns else ["(row * 0 + member == 0)"]
+
+    def _folds(self, level: int) -> list[Statement]:
+        return [s for s in self.nest.statements if s.kind == "reduce" and s.level == level]
+
+    def _told(self, folds: list[Statement]) -> list[str]:
+        """The piece's words, computed and stored."""
+        lines = [f"size = {self._piece_size()}"] if any(s.text in ("mean", "m2") for s in folds) else []
+        for s in folds:
+            plain = s.text not in streams.KINDS
+            lines += [f"own_{s.name} = {self.of_tile(s)}"] if plain else streams.of_piece(s, self.column_mask, "size")
+            lines += [f"tl.store({self._place(s, word)} + member, {word or 'own'}_{s.name})" for word in self._words(s)]
+        return lines
+
+    def _piece_size(self) -> str:
+        size = self.tile.columns
+        if not self.column_mask:
+            return f"tl.full([], {size}.0, tl.float32)"
+        return f"tl.minimum({self.nest.column_count} - member * {size}, {size}).to(tl.float32)"
+
+    def _meeting(self, level: int) -> list[str]:
+        count = f"p{self.team.arrivals} + place * {self.nest.levels} + {level}"
+        return [
+            f"if not all_met({count}, {self.team.size}):",
+            f"    for other in range(0, {self.team.size}):",
+            f"        SYMBOL_piece_{level}({', '.join([*self._needed(level), 'row', 'other'])})",
+            "    tl.debug_barrier()",
+            f'    tl.atomic_add({count}, {self.team.size}, sem="acq_rel", scope="gpu")  # all words are there: nobody waits now',
+            "    tl.debug_barrier()",
+        ]
+
+    def _heard(self, s: Statement) -> list[str]:
+        """All words of a reduction, and the row's value of them."""
+        lanes = _power(self.team.size)
+        lines = [f"peer = tl.arange(0, {lanes})[None, :]"]
+        mask = f"mask=peer < {self.team.size}, " if lanes != self.team.size else ""
+        for word in self._words(s):
+            nothing = 'float("-inf")' if word == "top" else "0.0" if word else neutral(s)
+            other = f"other={nothing}, " if mask else ""
+            # around the L1 cache, which knows nothing of what other SMs have written
+            lines.append(f'{word or "own"}_{s.name} = tl.load({self._place(s, word)} + peer, {mask}{other}cache_modifier=".cg")')
+        if s.text not in streams.KINDS:
+            return [*lines, f"{s.name} = {of_row(s, f'own_{s.name}')}"]
+        count, size = self.nest.column_count, self.tile.columns
+        seen = f"tl.maximum(tl.minimum({count} - peer * {size}, {size}), 0)"
+        return lines + streams.joined(s, count, self.team.size, seen)
+
+    def _words(self, s: Statement) -> tuple[str, ...]:
+        return streams.WORDS.get(s.text, ("",))
+
+    def _place(self, s: Statement, word: str) -> str:
+        return f"p{self.places[s.name, word]} + row * {self.team.size}"
+
+    def _needed(self, level: int) -> list[str]:
+        """What telling a piece's words takes from around it: pointers, and values that do not vary over columns."""
+        folds = self._folds(level)
+        inside = self.inside(folds)
+        loads = dict.fromkeys(s.value for s in inside if s.kind == "load")
+        words = dict.fromkeys(self.places[s.name, word] for s in folds for word in self._words(s))
+        values = dict.fromkeys(need.name for s in (*inside, *folds) for need in s.needs if not need.columns)
+        return [*(f"p{value}" for value in (*loads, *words)), *values]
+
+    def _function(self, level: int) -> str:
+        """The text of `SYMBOL_piece_{level}`, which tells another member's words."""
+        folds = self._folds(level)
+        lines = [*self.digits("row", False), *self._piece()]
+        lines += [line for s in self.inside(folds) for line in self.line(s)] + self._told(folds)
+        head = f"\n@triton.jit\ndef SYMBOL_piece_{level}({', '.join([*self._needed(level), 'row', 'member'])}):\n"
+        return head + "\n".join("    " + line for line in lines) + "\n"
+
+
+def _power(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
