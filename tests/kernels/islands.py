@@ -30,6 +30,7 @@ LIBDEVICE = {
     "trunc": torch.trunc,
     "atan2": torch.atan2,
     "hypot": torch.hypot,
+    "fma": lambda a, b, c: torch.addcmul(c.double(), a.double(), b.double()).float(),
     "ceil": torch.ceil,
 }
 

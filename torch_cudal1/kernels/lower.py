@@ -24,7 +24,7 @@ from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
 from torch_cudal1.kernels.schedule import Nest, schedule
 from torch_cudal1.kernels.source import POINTERS, Printer, Tile, text_of
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
-from torch_cudal1.kernels.team import REGISTERS, TeamPrinter
+from torch_cudal1.kernels.team import TeamPrinter, registers_of
 from torch_cudal1.kernels.tiles import tiles
 from torch_cudal1.kernels.trace import Output, Trace, trace
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
@@ -194,6 +194,6 @@ def _lowered(stages: tuple[tuple[Nest, Tile, int], ...], traced: Trace, specs: M
         if grid > _MAX_GRID:
             raise NotLowerableError(f"a grid of {grid} programs")
         arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
-        kernels.append(Kernel(symbol, text, arguments, grid, warps, registers=REGISTERS if tile.team else None))
+        kernels.append(Kernel(symbol, text, arguments, grid, warps, registers=registers_of(tile, warps) if tile.team else None))
         written |= {value: specs[value] for value in (*(s.value for s in nest.statements if s.kind == "store"), *printer.scratch)}
     return Lowered(tuple(kernels), written)

@@ -17,10 +17,11 @@ from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.nodes import Node, cast, constant, pointwise, rounded
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["HANDLERS", "Handler", "div", "maximum", "minimum", "sqrt"]
+__all__ = ["DIVISION", "HANDLERS", "Handler", "div", "maximum", "minimum", "sqrt"]
 
 Handler: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]], tuple[Node | None, ...]]
 
+DIVISION = "tl.div_rn({0}, {1})"
 _NAN = ", propagate_nan=tl.PropagateNan.ALL)"
 _SIGMOID = "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"
 _RELU6 = "tl.minimum(tl.maximum({0} + 3.0, 0.0" + _NAN + ", 6.0" + _NAN
@@ -68,7 +69,7 @@ IDENTITY = ("clone.default", "alias.default", "detach.default", "contiguous.defa
 
 def div(top: Node, bottom: Node) -> Node:
     """fp32 division, correctly rounded (a plain `/` compiles to an approximation)."""
-    return pointwise("tl.div_rn({0}, {1})", top, bottom, dtype=torch.float32)
+    return pointwise(DIVISION, top, bottom, dtype=torch.float32)
 
 
 def sqrt(node: Node) -> Node:

@@ -344,9 +344,10 @@ def _combine(s: Statement) -> str:
     return (_COMBINE if s.node.compute == "tl.float32" else _COMBINE_INT)[s.text]
 
 
-def of_row(s: Statement, text: str) -> str:
-    """A reduction along rows of `text`, other than those of `streams`."""
+def of_row(s: Statement, text: str, axis: int = 1) -> str:
+    """A reduction along rows of `text`, other than those of `streams`. `axis` 0: of one dimension, to a number."""
+    keep = ", keep_dims=True" * axis
     plain = s.text == "sum" or (s.text != "prod" and s.node.compute != "tl.float32")
     if plain:
-        return f"tl.{s.text}({text}, axis=1, keep_dims=True)"
-    return f"tl.reduce({text}, 1, {_FUNCTION[s.text]}, keep_dims=True)"
+        return f"tl.{s.text}({text}, axis={axis}{keep})"
+    return f"tl.reduce({text}, {axis}, {_FUNCTION[s.text]}{keep})"

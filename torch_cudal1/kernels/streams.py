@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch_cudal1.kernels.schedule import Statement
 
-__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "started", "stepped"]
+__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "share_of_piece", "started", "stepped"]
 
 WORDS = {"mean": ("mean",), "m2": ("mean", "acc"), "expsum": ("top", "acc")}  # what a lane or a piece has of each kind
 KINDS = frozenset(WORDS)
@@ -52,45 +52,54 @@ def finished(s: Statement, count: int, columns: int) -> list[str]:
     return joined(s, count, columns, f"({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}")
 
 
-def joined(s: Statement, count: int, lanes: int, seen: str) -> list[str]:
-    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen` of `count` elements."""
-    n = s.name
+def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> list[str]:
+    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen` of `count` elements.
+
+    `axis` 0: words are of one row and one-dimensional, and the value is a number.
+    """
+    n, along = s.name, f"axis={axis}" + ", keep_dims=True" * axis
     if s.text == "expsum":
         return [
-            f"row_{n} = tl.reduce(top_{n}, 1, nan_max, keep_dims=True)",
-            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_safe(f'row_{n}')}), axis=1, keep_dims=True)",
+            f"row_{n} = {_maximum(f'top_{n}', axis)}",
+            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_safe(f'row_{n}')}), {along})",
         ]
     lines = [
         f"seen_{n} = ({seen}).to(tl.float32)",
         # around a first guess: far from zero, what is summed must be small beside the mean
-        f"guess_{n} = tl.sum(mean_{n}, axis=1, keep_dims=True) * {1.0 / lanes!r}",
-        f"center_{n} = guess_{n} + tl.sum((mean_{n} - guess_{n}) * (seen_{n} * {1.0 / count!r}), axis=1, keep_dims=True)",
+        f"guess_{n} = tl.sum(mean_{n}, {along}) * {1.0 / lanes!r}",
+        f"center_{n} = guess_{n} + tl.sum((mean_{n} - guess_{n}) * (seen_{n} * {1.0 / count!r}), {along})",
     ]
     if s.text == "mean":
         return [*lines, f"{n} = center_{n}"]
     lines.append(f"off_{n} = mean_{n} - center_{n}")
-    return [*lines, f"{n} = tl.sum(acc_{n} + off_{n} * off_{n} * seen_{n}, axis=1, keep_dims=True)"]
+    return [*lines, f"{n} = tl.sum(acc_{n} + off_{n} * off_{n} * seen_{n}, {along})"]
 
 
 def of_piece(s: Statement, masked: bool, size: str) -> list[str]:
-    """The words of a piece of `size` elements in registers: those of textbooks, with the mean corrected (`norms.moments`)."""
+    """The words of a piece of `size` elements that is in registers, as textbooks have them."""
     n, x = s.name, s.needs[0].name
     if s.text == "expsum":
         return [
             f"x_{n} = {_other(x, _LOW, masked)}",
-            f"top_{n} = tl.reduce(x_{n}, 1, nan_max, keep_dims=True)",
-            f"acc_{n} = tl.sum(libdevice.exp(x_{n} - {_safe(f'top_{n}')}), axis=1, keep_dims=True)",
+            f"top_{n} = {_maximum(f'x_{n}')}",
+            f"exp_{n} = libdevice.exp(x_{n} - {_safe(f'top_{n}')})",
+            f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
         ]
-    lines = [
-        f"rough_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})",
-        f"away_{n} = {_other(f'{x} - rough_{n}', '0.0', masked)}",
-        f"off_{n} = tl.div_rn(tl.sum(away_{n}, axis=1, keep_dims=True), {size})",
-        f"mean_{n} = rough_{n} + off_{n}",
-    ]
+    lines = [f"mean_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"]
     if s.text == "m2":
-        squares = f"tl.sum(away_{n} * away_{n}, axis=1, keep_dims=True)"
-        lines.append(f"acc_{n} = nan_max({squares} - off_{n} * off_{n} * {size}, 0.0)")
+        lines.append(f"away_{n} = {_other(f'{x} - mean_{n}', '0.0', masked)}")
+        lines.append(f"acc_{n} = tl.sum(away_{n} * away_{n}, axis=1, keep_dims=True)")
     return lines
+
+
+def share_of_piece(s: Statement, top: str) -> str:
+    """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then each is over the row's sum."""
+    return f"tl.div_rn(libdevice.exp({top} - {_safe(f'row_{s.name}')}), {s.name})"
+
+
+def _maximum(text: str, axis: int = 1) -> str:
+    """NaN if there is any."""
+    return f"tl.reduce({text}, {axis}, nan_max{', keep_dims=True' * axis})"
 
 
 def _other(value: str, outside: str, masked: bool) -> str:

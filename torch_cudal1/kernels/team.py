@@ -12,12 +12,13 @@ Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for
 from __future__ import annotations
 
 from torch_cudal1.kernels import streams
+from torch_cudal1.kernels.pointwise import DIVISION
 from torch_cudal1.kernels.schedule import Nest, Statement
 from torch_cudal1.kernels.source import Printer, Team, Tile, neutral, of_row
 
-__all__ = ["REGISTERS", "TeamPrinter", "words_of"]
+__all__ = ["TeamPrinter", "registers_of", "words_of"]
 
-REGISTERS = 128  # of a thread: 64 for its elements; with more fewer programs run, and a row waits for them
+EXPONENTIAL = "libdevice.exp({0})"
 _LOOKS = 4096  # at the count of those that have come, about 0.7 us each
 
 _MEET = f"""
@@ -27,10 +28,33 @@ def all_met(arrivals, team: tl.constexpr):
     met = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") + 1
     looks = 0
     while (met < team) & (looks < {_LOOKS}):
-        met = tl.atomic_add(arrivals, 0, sem="acq_rel", scope="gpu")
+        met = tl.atomic_add(arrivals, 0, sem="acquire", scope="gpu")
         looks += 1
     return met >= team
+
+
+@triton.jit
+def alone(x):
+    # the one element of x as a number
+    return tl.sum(tl.sum(x, 1), 0)
+
+
+@triton.jit
+def quotients(x, by):
+    # x / by, correctly rounded without the branch that a division has for each element: one inverse, and Markstein's correction,
+    # which is no number where something is infinite. A power of two keeps the inverse's bits where `by` is very large or small.
+    scale = tl.where(tl.abs(by) < {2.0**-100}, {2.0**24}, tl.where(tl.abs(by) > {2.0**100}, {2.0**-24}, 1.0))
+    x, by = x * scale, by * scale
+    inverse = tl.div_rn(tl.full([], 1.0, tl.float32), by)
+    near = x * inverse
+    rest = libdevice.fma(-near, by, x)
+    return tl.where(tl.abs(rest) < float("inf"), libdevice.fma(rest, inverse, near), near)
 """
+
+
+def registers_of(tile: Tile, warps: int) -> int:
+    """Of a thread, at most: as many again as its elements take. With more, fewer programs run, and a row waits for them."""
+    return min(255, max(64, 2 * tile.columns // (32 * warps)))
 
 
 def words_of(nest: Nest) -> list[tuple[Statement, str]]:
@@ -46,6 +70,8 @@ class TeamPrinter(Printer):
         super().__init__(nest, tile)
         assert tile.team is not None
         self.team: Team = tile.team
+        early = [s for level in range(nest.levels) for s in self.inside(self._folds(level))]
+        self.shares = {div: total for div, total in _softmaxes(nest) if div not in early}
         self.places = dict(zip([(s.name, word) for s, word in words_of(nest)], self.team.words, strict=True))
 
     @property
@@ -77,6 +103,13 @@ class TeamPrinter(Printer):
             lines += [line for s in folds for line in self._heard(s)]
         rest = [s for s in self.nest.statements if s.kind != "reduce" and s.name not in done]
         return lines + [line for s in rest for line in self.line(s)]
+
+    def line(self, s: Statement) -> list[str]:
+        if s in self.shares:  # the piece's exponentials are there already, of its own maximum
+            return [f"{s.name} = exp_{self.shares[s].name} * share_{self.shares[s].name}"]
+        if s.text == DIVISION and s.needs[0].columns and s.needs[1].rows and not s.needs[1].columns:
+            return [f"{s.name} = quotients({s.needs[0].name}, {s.needs[1].name})"]
+        return super().line(s)
 
     def functions(self) -> str:
         return _MEET + "".join(self._function(level) for level in range(self.nest.levels))
@@ -116,24 +149,29 @@ class TeamPrinter(Printer):
     def _heard(self, s: Statement) -> list[str]:
         """All words of a reduction, and the row's value of them."""
         lanes = _power(self.team.size)
-        lines = [f"peer = tl.arange(0, {lanes})[None, :]"]
+        lines = [f"peer = tl.arange(0, {lanes})"]  # one dimension, so that a row's value is a number: it has no layout to change
+        shared = s in self.shares.values()
+        lines += [f"piece_{s.name} = alone(top_{s.name})"] * shared
         mask = f"mask=peer < {self.team.size}, " if lanes != self.team.size else ""
         for word in self._words(s):
             nothing = 'float("-inf")' if word == "top" else "0.0" if word else neutral(s)
             other = f"other={nothing}, " if mask else ""
             # around the L1 cache, which knows nothing of what other SMs have written
-            lines.append(f'{word or "own"}_{s.name} = tl.load({self._place(s, word)} + peer, {mask}{other}cache_modifier=".cg")')
+            lines.append(
+                f'{word or "own"}_{s.name} = tl.load({self._place(s, word, "place")} + peer, {mask}{other}cache_modifier=".cg")'
+            )
         if s.text not in streams.KINDS:
-            return [*lines, f"{s.name} = {of_row(s, f'own_{s.name}')}"]
+            return [*lines, f"{s.name} = {of_row(s, f'own_{s.name}', 0)}"]
         count, size = self.nest.column_count, self.tile.columns
         seen = f"tl.maximum(tl.minimum({count} - peer * {size}, {size}), 0)"
-        return lines + streams.joined(s, count, self.team.size, seen)
+        lines += streams.joined(s, count, self.team.size, seen, 0)
+        return lines + [f"share_{s.name} = {streams.share_of_piece(s, f'piece_{s.name}')}"] * shared
 
     def _words(self, s: Statement) -> tuple[str, ...]:
         return streams.WORDS.get(s.text, ("",))
 
-    def _place(self, s: Statement, word: str) -> str:
-        return f"p{self.places[s.name, word]} + row * {self.team.size}"
+    def _place(self, s: Statement, word: str, row: str = "row") -> str:
+        return f"p{self.places[s.name, word]} + {row} * {self.team.size}"
 
     def _needed(self, level: int) -> list[str]:
         """What telling a piece's words takes from around it: pointers, and values that do not vary over columns."""
@@ -151,6 +189,19 @@ class TeamPrinter(Printer):
         lines += [line for s in self.inside(folds) for line in self.line(s)] + self._told(folds)
         head = f"\n@triton.jit\ndef SYMBOL_piece_{level}({', '.join([*self._needed(level), 'row', 'member'])}):\n"
         return head + "\n".join("    " + line for line in lines) + "\n"
+
+
+def _softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
+    """Each division of `exp(x - max(x))` by the row's sum of that, and the sum."""
+    found = []
+    for s in nest.statements:
+        if s.text != DIVISION or s.needs[1].text != "expsum" or s.needs[0].text != EXPONENTIAL:
+            continue
+        total, away = s.needs[1], s.needs[0].needs[0]
+        (x,) = total.needs
+        if away.text == "({0} - {1})" and away.needs[0] is x and away.needs[1].text == "max" and away.needs[1].needs == (x,):
+            found.append((s, total))
+    return found
 
 
 def _power(count: int) -> int:
