@@ -112,8 +112,8 @@ def test_a_positional_argument_given_by_name_is_refused_and_not_overlooked() -> 
         ((10000, 16), {"rows": 64, "columns": 16, "loop": False}),  # short rows share a program
         ((4096, 1024), {"rows": 1, "columns": 1024, "loop": False}),
         ((512, 30000), {"rows": 1, "columns": 32768, "loop": False}),
-        ((512, 70000), {"rows": 1, "columns": 16384, "loop": False, "team": True}),  # does not fit a tile, but several
-        ((512, 200000), {"rows": 1, "columns": 16384, "loop": False, "team": True}),
+        ((512, 70000), {"rows": 1, "columns": 8192, "loop": False, "team": True}),  # does not fit a tile, but several
+        ((512, 200000), {"rows": 1, "columns": 8192, "loop": False, "team": True}),
         ((512, 9 << 20), {"rows": 1, "columns": 4096, "loop": True}),  # too many tiles to run at the same time
         ((2, 1 << 20), {"split": 264, "loop": True}),  # two rows leave the device idle
     ],

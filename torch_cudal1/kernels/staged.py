@@ -23,7 +23,7 @@ from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.pointwise import div
 from torch_cudal1.kernels.schedule import Nest, reductions_of, schedule
 from torch_cudal1.kernels.source import Team, Tile
-from torch_cudal1.kernels.team import words_of
+from torch_cudal1.kernels.team import APART, words_of
 from torch_cudal1.kernels.tiles import tiles
 from torch_cudal1.kernels.trace import Output
 from torch_cudal1.kernels.views import permuted
@@ -142,7 +142,7 @@ def _team(nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: i
     words = words_of(nest)
     for number, (fold, _) in enumerate(words, first):
         specs[number] = _dense(fold.node.compute, (nest.row_count, size))
-    counts = (nest.row_count * nest.levels,)
+    counts = (nest.row_count * nest.levels * APART,)
     arrivals = scratch(broadcast(constant(0, torch.int32), counts), first + len(words), specs)
     cleared = schedule((arrivals,))
     team = Team(size, arrivals.value, tuple(range(first, first + len(words))))

@@ -4,7 +4,9 @@
 
 A team meets once for each level of reductions. Nobody can be sure that all of a team run at the same time (a GPU may have fewer
 places than the team has programs), so nobody waits for ever: who has looked often enough reduces the pieces of the others itself,
-to the same bits, and goes on. Words are put together in the order of the pieces, so a result does not depend on who came when.
+to the same bits, then its own again, and goes on. That is the same code in a loop that runs once otherwise: a second copy of it
+would take registers from the first. Words are put together in the order of the pieces, so that a result does not depend on who came
+when.
 
 Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for the meeting.
 """
@@ -16,9 +18,10 @@ from torch_cudal1.kernels.pointwise import DIVISION
 from torch_cudal1.kernels.schedule import Nest, Statement
 from torch_cudal1.kernels.source import Printer, Team, Tile, neutral, of_row
 
-__all__ = ["TeamPrinter", "registers_of", "words_of"]
+__all__ = ["APART", "TeamPrinter", "registers_of", "words_of"]
 
 EXPONENTIAL = "libdevice.exp({0})"
+APART = 32  # from one count to the next: programs that look at counts of one line of the cache wait for one another
 _LOOKS = 4096  # at the count of those that have come, about 0.7 us each
 
 _MEET = f"""
@@ -64,44 +67,43 @@ def words_of(nest: Nest) -> list[tuple[Statement, str]]:
 
 
 class TeamPrinter(Printer):
-    """Prints a nest whose tile is a piece of a row. `member`: which piece, and which program of the team."""
+    """Prints a nest whose tile is a piece of a row. `member` of the team is the program, `piece` what it has in registers."""
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
         super().__init__(nest, tile)
         assert tile.team is not None
         self.team: Team = tile.team
-        early = [s for level in range(nest.levels) for s in self.inside(self._folds(level))]
-        self.shares = {div: total for div, total in _softmaxes(nest) if div not in early}
+        self.folds = [[s for s in nest.statements if s.kind == "reduce" and s.level == level] for level in range(nest.levels)]
+        early = {s for folds in self.folds for s in self.inside(folds)}
+        self.shares = {division: total for division, total in _softmaxes(nest) if division not in early}
         self.places = dict(zip([(s.name, word) for s, word in words_of(nest)], self.team.words, strict=True))
 
     @property
     def scratch(self) -> tuple[int, ...]:
         return (*self.team.words, self.team.arrivals)
 
+    def functions(self) -> str:
+        return _MEET
+
     def prologue(self) -> list[str]:
         wide = ".to(tl.int64)" if self.wide else ""
-        lines = [
+        return [
             f"place = tl.program_id(0){wide} // {self.team.size}",
             f"member = tl.program_id(0) % {self.team.size}",
             "row = place + tl.arange(0, 1)[:, None]",
+            *self.digits("row", False),
         ]
-        return [*lines, *self.digits("row", False), *self._piece()]
-
-    def _piece(self) -> list[str]:
-        return self.column_lines(f"member * {self.tile.columns} + ")
 
     def body(self) -> list[str]:
+        of_rows = [s for s in self.nest.statements if not s.columns and s.kind not in ("reduce", "store")]
+        kept, rest = self._after()
         lines: list[str] = []
-        done: set[str] = set()
-        for level in range(self.nest.levels):
-            folds = self._folds(level)
-            early = {s.name for s in self.inside(folds)}  # what else varies over columns would only fill registers until then
-            now = [s for s in self.nest.statements if s.kind not in ("reduce", "store") and s.level <= level]
-            now = [s for s in now if s.name not in done and (s.name in early or not s.columns)]
-            done |= {s.name for s in now}
-            lines += [line for s in now for line in self.line(s)] + self._told(folds) + self._meeting(level)
+        for level, folds in enumerate(self.folds):
+            lines += [line for s in of_rows if s.level == level for line in self.line(s)]
+            lines += self._pieces(level, folds, kept if level == self.nest.levels - 1 else [])
             lines += [line for s in folds for line in self._heard(s)]
-        rest = [s for s in self.nest.statements if s.kind != "reduce" and s.name not in done]
+        lines += [line for s in of_rows if s.level == self.nest.levels for line in self.line(s)]
+        lines += self.column_lines(f"member * {self.tile.columns} + ")
         return lines + [line for s in rest for line in self.line(s)]
 
     def line(self, s: Statement) -> list[str]:
@@ -111,14 +113,52 @@ class TeamPrinter(Printer):
             return [f"{s.name} = quotients({s.needs[0].name}, {s.needs[1].name})"]
         return super().line(s)
 
-    def functions(self) -> str:
-        return _MEET + "".join(self._function(level) for level in range(self.nest.levels))
-
     def store_tests(self, s: Statement) -> list[str]:
         return [] if s.columns else ["(row * 0 + member == 0)"]
 
-    def _folds(self, level: int) -> list[Statement]:
-        return [s for s in self.nest.statements if s.kind == "reduce" and s.level == level]
+    def _after(self) -> tuple[list[tuple[str, str]], list[Statement]]:
+        """Names (with types) that stay in registers over the last meeting, and the statements after it that vary over columns."""
+        early = set(self.inside(self.folds[-1]))
+        kept: dict[tuple[str, str], None] = {}
+        found: set[Statement] = set()
+        stack = [s for s in self.nest.statements if s.kind == "store"]
+        while stack:
+            s = stack.pop()
+            if s in early:
+                kept[s.name, s.node.compute] = None
+            elif s not in found and (s.columns or s.kind == "store"):
+                found.add(s)
+                if s in self.shares:
+                    kept[f"exp_{self.shares[s].name}", "tl.float32"] = None
+                else:
+                    stack += s.needs
+        return list(kept), [s for s in self.nest.statements if s in found]
+
+    def _pieces(self, level: int, folds: list[Statement], kept: list[tuple[str, str]]) -> list[str]:
+        """A loop that tells the own piece's words and, where not all have come, those of all pieces, the own one last."""
+        size, count = self.team.size, f"p{self.team.arrivals} + (place * {self.nest.levels} + {level}) * {APART}"
+        shared = [s for s in folds if s in self.shares.values()]
+        body = self.column_lines(f"piece * {self.tile.columns} + ")
+        body += [line for s in self.inside(folds) for line in self.line(s)] + self._told(folds)
+        body += [f"highest_{s.name} = alone(top_{s.name})" for s in shared]
+        return [
+            *(f"{name} = tl.full([1, {self.tile.columns}], 0, {kind})" for name, kind in kept),
+            *(f"highest_{s.name} = tl.full([], 0.0, tl.float32)" for s in shared),
+            "piece = member",
+            "step = 0",
+            "last = 0",
+            "while step <= last:",
+            *("    " + line for line in body),
+            "    if step == 0:",
+            f"        if not all_met({count}, {size}):",
+            f"            last = {size + 1}",
+            f"    piece = tl.where(step < {size}, step, member)",
+            "    step += 1",
+            "if last > 0:  # all words are there: nobody needs to wait",
+            "    tl.debug_barrier()",
+            f'    tl.atomic_add({count}, {size}, sem="acq_rel", scope="gpu")',
+            "    tl.debug_barrier()",
+        ]
 
     def _told(self, folds: list[Statement]) -> list[str]:
         """The piece's words, computed and stored."""
@@ -126,69 +166,36 @@ class TeamPrinter(Printer):
         for s in folds:
             plain = s.text not in streams.KINDS
             lines += [f"own_{s.name} = {self.of_tile(s)}"] if plain else streams.of_piece(s, self.column_mask, "size")
-            lines += [f"tl.store({self._place(s, word)} + member, {word or 'own'}_{s.name})" for word in self._words(s)]
+            lines += [f"tl.store({self._place(s, word, 'row')} + piece, {word or 'own'}_{s.name})" for word in self._words(s)]
         return lines
 
     def _piece_size(self) -> str:
         size = self.tile.columns
         if not self.column_mask:
             return f"tl.full([], {size}.0, tl.float32)"
-        return f"tl.minimum({self.nest.column_count} - member * {size}, {size}).to(tl.float32)"
-
-    def _meeting(self, level: int) -> list[str]:
-        count = f"p{self.team.arrivals} + place * {self.nest.levels} + {level}"
-        return [
-            f"if not all_met({count}, {self.team.size}):",
-            f"    for other in range(0, {self.team.size}):",
-            f"        SYMBOL_piece_{level}({', '.join([*self._needed(level), 'row', 'other'])})",
-            "    tl.debug_barrier()",
-            f'    tl.atomic_add({count}, {self.team.size}, sem="acq_rel", scope="gpu")  # all words are there: nobody waits now',
-            "    tl.debug_barrier()",
-        ]
+        return f"tl.minimum({self.nest.column_count} - piece * {size}, {size}).to(tl.float32)"
 
     def _heard(self, s: Statement) -> list[str]:
-        """All words of a reduction, and the row's value of them."""
-        lanes = _power(self.team.size)
-        lines = [f"peer = tl.arange(0, {lanes})"]  # one dimension, so that a row's value is a number: it has no layout to change
-        shared = s in self.shares.values()
-        lines += [f"piece_{s.name} = alone(top_{s.name})"] * shared
-        mask = f"mask=peer < {self.team.size}, " if lanes != self.team.size else ""
+        """All words of a reduction, and the row's value of them: a number, which has no layout that would have to be changed."""
+        lanes, size = _power(self.team.size), self.tile.columns
+        lines = [f"peer = tl.arange(0, {lanes})"]
         for word in self._words(s):
             nothing = 'float("-inf")' if word == "top" else "0.0" if word else neutral(s)
-            other = f"other={nothing}, " if mask else ""
+            mask = f"mask=peer < {self.team.size}, other={nothing}, " if lanes != self.team.size else ""
             # around the L1 cache, which knows nothing of what other SMs have written
-            lines.append(
-                f'{word or "own"}_{s.name} = tl.load({self._place(s, word, "place")} + peer, {mask}{other}cache_modifier=".cg")'
-            )
+            read = f'tl.load({self._place(s, word, "place")} + peer, {mask}cache_modifier=".cg")'
+            lines.append(f"{word or 'own'}_{s.name} = {read}")
         if s.text not in streams.KINDS:
             return [*lines, f"{s.name} = {of_row(s, f'own_{s.name}', 0)}"]
-        count, size = self.nest.column_count, self.tile.columns
-        seen = f"tl.maximum(tl.minimum({count} - peer * {size}, {size}), 0)"
-        lines += streams.joined(s, count, self.team.size, seen, 0)
-        return lines + [f"share_{s.name} = {streams.share_of_piece(s, f'piece_{s.name}')}"] * shared
+        seen = f"tl.maximum(tl.minimum({self.nest.column_count} - peer * {size}, {size}), 0)"
+        lines += streams.joined(s, self.nest.column_count, self.team.size, seen, 0)
+        return lines + [f"share_{s.name} = {streams.share_of_piece(s, f'highest_{s.name}')}"] * (s in self.shares.values())
 
     def _words(self, s: Statement) -> tuple[str, ...]:
         return streams.WORDS.get(s.text, ("",))
 
-    def _place(self, s: Statement, word: str, row: str = "row") -> str:
+    def _place(self, s: Statement, word: str, row: str) -> str:
         return f"p{self.places[s.name, word]} + {row} * {self.team.size}"
-
-    def _needed(self, level: int) -> list[str]:
-        """What telling a piece's words takes from around it: pointers, and values that do not vary over columns."""
-        folds = self._folds(level)
-        inside = self.inside(folds)
-        loads = dict.fromkeys(s.value for s in inside if s.kind == "load")
-        words = dict.fromkeys(self.places[s.name, word] for s in folds for word in self._words(s))
-        values = dict.fromkeys(need.name for s in (*inside, *folds) for need in s.needs if not need.columns)
-        return [*(f"p{value}" for value in (*loads, *words)), *values]
-
-    def _function(self, level: int) -> str:
-        """The text of `SYMBOL_piece_{level}`, which tells another member's words."""
-        folds = self._folds(level)
-        lines = [*self.digits("row", False), *self._piece()]
-        lines += [line for s in self.inside(folds) for line in self.line(s)] + self._told(folds)
-        head = f"\n@triton.jit\ndef SYMBOL_piece_{level}({', '.join([*self._needed(level), 'row', 'member'])}):\n"
-        return head + "\n".join("    " + line for line in lines) + "\n"
 
 
 def _softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:

@@ -37,7 +37,7 @@ _LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
 # rows that all SMs together may hold in the L2 until they are read again: few and large programs
 _AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
 _AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
-_TEAMS = ((16384, 8, 2 * _SMS), (8192, 4, 4 * _SMS), (8192, 8, 4 * _SMS))  # columns, warps, programs that run at the same time
+_TEAMS = ((8192, 8, 4 * _SMS), (16384, 8, 2 * _SMS), (8192, 4, 4 * _SMS))  # columns, warps, programs that run at the same time
 _STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
 _BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
 _MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
