@@ -346,7 +346,7 @@ def backward_cases() -> dict[str, Case]:
         (_draw(50, dtype=HALF), torch.rand(50, generator=_generator) > 0.2),
     )
     cases["backward of softmax, scaled"] = (
-        lambda g, y: aten._softmax_backward_data(g, y, -1, torch.float32) * 0.125,
+        lambda g, y: aten._softmax_backward_data(g, y, -1, g.dtype) * 0.125,
         (_draw(3, 5, 37), _draw(3, 5, 37).softmax(-1)),
     )
     return cases
@@ -426,6 +426,8 @@ def team_cases() -> dict[str, Case]:
     """Rows that programs share and read once: longer than a tile, with a last piece that is shorter."""
     special = _marked(_draw(5, 40000), ((0,), -INF), ((1, 3), NAN), ((2, 39999), INF), ((3, slice(16384)), -INF))
     far = _marked(_draw(2, 40000, shift=1000.0), ((1, 33000), NAN))
+    sizes = torch.tensor([1e-36, 1e-44, 1e30, 3e38, 0.0, 1.0, 1.0])
+    extremes = _marked(_draw(7, 33000).clamp(-1, 1) * sizes[:, None], ((5, 7), INF), ((6, 8), NAN), ((6, 9), -0.0))
     return {
         "softmax of a team": (lambda x: x.softmax(-1), (special,)),
         "log_softmax of a team, bf16": (lambda x: x.log_softmax(-1), (_draw(2, 33000, dtype=BF16, scale=5),)),
@@ -435,6 +437,7 @@ def team_cases() -> dict[str, Case]:
         ),
         "group_norm of a team": (lambda x, w: F.group_norm(x, 2, w), (_draw(2, 4, 130, 150), _draw(4))),
         "L1 norm of a team, whole pieces": (lambda x: x / x.abs().mean(1, keepdim=True), (_draw(3, 49152),)),
+        "L1 norm of a team, of extremes": (lambda x: x / x.abs().mean(1, keepdim=True), (extremes,)),
         "a team that meets twice": (lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (_draw(2, 35000),)),
         "a team of integers": (lambda x: x - x.amax(1, keepdim=True), ((_draw(2, 35000) * 1e6).long(),)),
         "a team with results of rows": (

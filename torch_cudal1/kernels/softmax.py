@@ -1,7 +1,7 @@
 """softmax, log_softmax, logsumexp and the softmax backwards, as maximum, exponential and sum of one row.
 
-Bytes moved: one read and one write of the tensor when a row fits a tile, else two reads (maximum and sum, then output) and one
-write.
+Bytes moved: one read and one write of the tensor when a row fits the registers of one program or of a team of them (`team`), else
+two reads (maximum and sum, then output) and one write.
 """
 
 from __future__ import annotations

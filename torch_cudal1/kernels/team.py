@@ -20,7 +20,7 @@ from torch_cudal1.kernels.source import Printer, Team, Tile, neutral, of_row
 
 __all__ = ["APART", "TeamPrinter", "registers_of", "words_of"]
 
-EXPONENTIAL = "libdevice.exp({0})"
+_EXPONENTIAL = "libdevice.exp({0})"
 APART = 32  # from one count to the next: programs that look at counts of one line of the cache wait for one another
 _LOOKS = 4096  # at the count of those that have come, about 0.7 us each
 
@@ -202,7 +202,7 @@ def _softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
     """Each division of `exp(x - max(x))` by the row's sum of that, and the sum."""
     found = []
     for s in nest.statements:
-        if s.text != DIVISION or s.needs[1].text != "expsum" or s.needs[0].text != EXPONENTIAL:
+        if s.text != DIVISION or s.needs[1].text != "expsum" or s.needs[0].text != _EXPONENTIAL:
             continue
         total, away = s.needs[1], s.needs[0].needs[0]
         (x,) = total.needs
