@@ -63,6 +63,12 @@ def softmax_cases() -> dict[str, Case]:
     return cases
 
 
+def _in_their_places(given: tuple[torch.Tensor | None, ...], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
+    """`tensors` where something is given."""
+    waiting = iter(tensors)
+    return [None if one is None else next(waiting) for one in given]
+
+
 def norm_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for columns in (1, 7, 1000, 1023, 4097):
@@ -94,6 +100,12 @@ def norm_cases() -> dict[str, Case]:
     group = (_draw(2, 6, 5, 3), _draw(6), _draw(6))
     cases["group_norm"] = (lambda x, w, b: aten.native_group_norm(x, w, b, 2, 6, 15, 3, 1e-5), group)
     cases["group_norm silu"] = (lambda x, w, b: F.silu(F.group_norm(x, 3, w, b)), group)
+    heavy = _marked(torch.arange(1.0, 7.0), ((1,), INF), ((4,), NAN))
+    for name, vectors in {"weight": (heavy, None), "bias": (None, heavy), "weight and bias": (heavy, heavy.flip(0))}.items():
+        cases[f"group_norm, {name} of infinities"] = (
+            lambda x, *v, given=vectors: F.group_norm(x, 3, *_in_their_places(given, v)),
+            (group[0], *(one for one in vectors if one is not None)),
+        )
     cases["group_norm, a few long rows"] = (lambda x: F.group_norm(x, 2), (_draw(1, 4, 96, 100, shift=3.0),))
     cases["instance_norm"] = (_instance_norm, group)
     cases["batch_norm of the batch"] = (

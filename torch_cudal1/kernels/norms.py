@@ -85,11 +85,29 @@ def _rms_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorS
 def _group_norm(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     x, weight, bias, batch, channels, _, groups, eps = args
     inner = math.prod(x.shape[2:])
-    mean, deviation, variance = moments(reshape(x, (batch, groups, channels // groups, inner)), (2, 3))
+    grouped = reshape(x, (batch, groups, channels // groups, inner))
+    mean, deviation, variance = moments(grouped, (2, 3))
     rstd = _rstd(variance, eps)
-    scaled = reshape(_scaled(deviation, rstd), x.shape)
-    out = _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
+    if inner > 1 and (weight is not None or bias is not None):
+        each = [None if one is None else reshape(one, (1, groups, channels // groups, 1)) for one in (weight, bias)]
+        out = pointwise("({0})", reshape(_shifted(grouped, mean, rstd, *each), x.shape), dtype=outs[0].torch_dtype)
+    else:
+        scaled = reshape(_scaled(deviation, rstd), x.shape)
+        out = _affine(scaled, _channels(weight, x), _channels(bias, x), outs[0].torch_dtype)
     return out, reshape(mean, (batch, groups)), reshape(rstd, (batch, groups))
+
+
+def _shifted(x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None) -> Node:
+    """`x * scale + shift` of a channel, as eager has it: an infinite weight makes a shift that is, and infinities of two signs NaN.
+
+    Source: ATen/native/cuda/group_norm_kernel.cu, where a group's mean and a channel's weight become a factor and an addend first.
+    """
+    scale = rstd if weight is None else pointwise("({0} * {1})", rstd, cast(weight, _F32), dtype=_F32)
+    if bias is None:
+        shift = pointwise("(-{0} * {1})", scale, mean, dtype=_F32)
+    else:
+        shift = pointwise("libdevice.fma(-{0}, {1}, {2})", scale, mean, cast(bias, _F32), dtype=_F32)
+    return pointwise("libdevice.fma({0}, {1}, {2})", cast(x, _F32), scale, shift, dtype=_F32)
 
 
 def _channels(vector: Node | None, x: Node) -> Node | None:
