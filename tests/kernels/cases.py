@@ -451,6 +451,10 @@ def team_cases() -> dict[str, Case]:
         "L1 norm of a team, whole pieces": (lambda x: x / x.abs().mean(1, keepdim=True), (_draw(3, 49152),)),
         "L1 norm of a team, of extremes": (lambda x: x / x.abs().mean(1, keepdim=True), (extremes,)),
         "a team that meets twice": (lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (_draw(2, 35000),)),
+        "a team that meets twice, with exponentials of the first time": (
+            lambda x: (x.softmax(-1), (x - x.mean(1, keepdim=True)).abs().sum(1)),
+            (_draw(2, 35000),),
+        ),
         "a team of integers": (lambda x: x - x.amax(1, keepdim=True), ((_draw(2, 35000) * 1e6).long(),)),
         "a team with results of rows": (
             lambda x, w, b: aten.native_layer_norm(x, (33001,), w, b, 1e-5),

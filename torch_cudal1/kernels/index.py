@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch_cudal1.errors import NotLowerableError
 
-__all__ = ["ZERO", "Atom", "Cut", "Form", "Index", "flatten", "natural", "row_major", "unflatten"]
+__all__ = ["ZERO", "Atom", "Cut", "Form", "Index", "flatten", "natural", "power_of_two", "row_major", "unflatten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,11 @@ class Cut(Exception):
 def row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a dense row-major tensor: `row_major((2, 3)) == (3, 1)`."""
     return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def natural(atoms: tuple[Atom, ...]) -> Form:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from torch_cudal1.errors import ProgramError
-from torch_cudal1.kernels.index import row_major
+from torch_cudal1.kernels.index import power_of_two, row_major
 from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, broadcast, constant, pointwise, reduced, replaced, reshape, resolved
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.pointwise import div
@@ -147,7 +147,7 @@ def _team(nest: Nest, proposal: Proposal, specs: dict[int, TensorSpec], first: i
     cleared = schedule((arrivals,))
     team = Team(size, arrivals.value, tuple(range(first, first + len(words))))
     meeting = (nest, replace(tile, team=team), proposal.number("warps", 4))
-    return ((cleared, Tile(min(1024, _power(cleared.row_count))), 4), meeting)
+    return ((cleared, Tile(min(1024, power_of_two(cleared.row_count))), 4), meeting)
 
 
 def _lasts(outputs: Sequence[Output]) -> list[Stage]:
@@ -155,7 +155,7 @@ def _lasts(outputs: Sequence[Output]) -> list[Stage]:
     found = []
     for numel in dict.fromkeys(o.spec.numel for o in outputs):
         nest = schedule(tuple(o for o in outputs if o.spec.numel == numel))
-        found.append((nest, Tile(min(1024, _power(nest.row_count))), 4))
+        found.append((nest, Tile(min(1024, power_of_two(nest.row_count))), 4))
     return found
 
 
@@ -167,7 +167,7 @@ def _ready(nodes: tuple[Node, ...], done: Mapping[Node, Node]) -> list[Reduce]:
 
 def _stage(outputs: Sequence[Output], tile: Tile, warps: int) -> Stage:
     nest = schedule(_chosen(tuple(outputs), streamed=True))
-    return nest, replace(tile, columns=min(tile.columns, _power(nest.column_count))), warps
+    return nest, replace(tile, columns=min(tile.columns, power_of_two(nest.column_count))), warps
 
 
 def _leaf(output: Output) -> Leaf:
@@ -210,7 +210,3 @@ def _combined(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
 def _twin(fold: Reduce, kind: str, partial: Mapping[Reduce, Leaf]) -> Leaf:
     """The partial results of another kind over the same elements."""
     return next(leaf for one, leaf in partial.items() if one.kind == kind and one.source is fold.source and one.dims == fold.dims)
-
-
-def _power(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()

@@ -14,6 +14,7 @@ Source: the memory model of PTX 8.x, section "Release and Acquire Patterns", for
 from __future__ import annotations
 
 from torch_cudal1.kernels import streams
+from torch_cudal1.kernels.index import power_of_two
 from torch_cudal1.kernels.pointwise import DIVISION
 from torch_cudal1.kernels.schedule import Nest, Statement
 from torch_cudal1.kernels.source import Printer, Team, Tile, neutral, of_row
@@ -62,8 +63,11 @@ def registers_of(tile: Tile, warps: int) -> int:
 
 def words_of(nest: Nest) -> list[tuple[Statement, str]]:
     """What a piece tells of each reduction, in the nest's order: the reduction and the word's name ("" for its value)."""
-    folds = [s for s in nest.statements if s.kind == "reduce"]
-    return [(s, word) for s in folds for word in streams.WORDS.get(s.text, ("",))]
+    return [(s, word) for s in nest.statements if s.kind == "reduce" for word in _words(s)]
+
+
+def _words(s: Statement) -> tuple[str, ...]:
+    return streams.WORDS.get(s.text, ("",))
 
 
 class TeamPrinter(Printer):
@@ -75,7 +79,8 @@ class TeamPrinter(Printer):
         self.team: Team = tile.team
         self.folds = [[s for s in nest.statements if s.kind == "reduce" and s.level == level] for level in range(nest.levels)]
         early = {s for folds in self.folds for s in self.inside(folds)}
-        self.shares = {division: total for division, total in _softmaxes(nest) if division not in early}
+        last = self.folds[-1]  # what earlier meetings leave in registers is not kept over the next one
+        self.shares = {division: total for division, total in _softmaxes(nest) if division not in early and total in last}
         self.places = dict(zip([(s.name, word) for s, word in words_of(nest)], self.team.words, strict=True))
 
     @property
@@ -166,7 +171,7 @@ class TeamPrinter(Printer):
         for s in folds:
             plain = s.text not in streams.KINDS
             lines += [f"own_{s.name} = {self.of_tile(s)}"] if plain else streams.of_piece(s, self.column_mask, "size")
-            lines += [f"tl.store({self._place(s, word, 'row')} + piece, {word or 'own'}_{s.name})" for word in self._words(s)]
+            lines += [f"tl.store({self._place(s, word, 'row')} + piece, {word or 'own'}_{s.name})" for word in _words(s)]
         return lines
 
     def _piece_size(self) -> str:
@@ -177,9 +182,9 @@ class TeamPrinter(Printer):
 
     def _heard(self, s: Statement) -> list[str]:
         """All words of a reduction, and the row's value of them: a number, which has no layout that would have to be changed."""
-        lanes, size = _power(self.team.size), self.tile.columns
+        lanes, size = power_of_two(self.team.size), self.tile.columns
         lines = [f"peer = tl.arange(0, {lanes})"]
-        for word in self._words(s):
+        for word in _words(s):
             nothing = 'float("-inf")' if word == "top" else "0.0" if word else neutral(s)
             mask = f"mask=peer < {self.team.size}, other={nothing}, " if lanes != self.team.size else ""
             # around the L1 cache, which knows nothing of what other SMs have written
@@ -190,9 +195,6 @@ class TeamPrinter(Printer):
         seen = f"tl.maximum(tl.minimum({self.nest.column_count} - peer * {size}, {size}), 0)"
         lines += streams.joined(s, self.nest.column_count, self.team.size, seen, 0)
         return lines + [f"share_{s.name} = {streams.share_of_piece(s, f'highest_{s.name}')}"] * (s in self.shares.values())
-
-    def _words(self, s: Statement) -> tuple[str, ...]:
-        return streams.WORDS.get(s.text, ("",))
 
     def _place(self, s: Statement, word: str, row: str) -> str:
         return f"p{self.places[s.name, word]} + {row} * {self.team.size}"
@@ -209,7 +211,3 @@ def _softmaxes(nest: Nest) -> list[tuple[Statement, Statement]]:
         if away.text == "({0} - {1})" and away.needs[0] is x and away.needs[1].text == "max" and away.needs[1].needs == (x,):
             found.append((s, total))
     return found
-
-
-def _power(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()

@@ -13,6 +13,7 @@ elements a thread, 4 to 8 warps), and the grid should fill the SMs.
 
 from __future__ import annotations
 
+from torch_cudal1.kernels.index import power_of_two
 from torch_cudal1.kernels.schedule import Nest
 
 __all__ = ["Config", "tiles"]
@@ -66,13 +67,13 @@ def _blocks(nest: Nest) -> list[Config]:
 
 
 def _row_tiles(nest: Nest) -> list[Config]:
-    width = _power(nest.column_count)
+    width = power_of_two(nest.column_count)
     found: list[Config] = []
     scans = any(s.kind == "scan" for s in nest.statements)
     for limit, choices in _ROW_TABLE:
         if width <= limit:
             for size, warps in choices:
-                found.append(_config(max(1, min(size // width, _power(nest.row_count))), width, warps, False))
+                found.append(_config(max(1, min(size // width, power_of_two(nest.row_count))), width, warps, False))
             break
     if nest.column_count > 4096:
         loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
@@ -100,7 +101,7 @@ def _strided(nest: Nest) -> bool:
 
 
 def _strided_tiles(nest: Nest) -> list[Config]:
-    width, height = _power(nest.column_count), _power(nest.row_count)
+    width, height = power_of_two(nest.column_count), power_of_two(nest.row_count)
     found = []
     for rows, columns, warps in _STRIDED:
         rows, columns = min(rows, height), min(columns, width)
@@ -125,8 +126,3 @@ def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:
 
 def _distinct(configs: list[Config]) -> list[Config]:
     return [c for i, c in enumerate(configs) if c not in configs[:i]]
-
-
-def _power(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(0, count - 1).bit_length()
