@@ -8,10 +8,11 @@ from functools import cache
 
 import torch
 
-__all__ = ["give_back", "kept_bytes", "part_of"]
+__all__ = ["give_back", "kept_bytes", "make_room", "part_of"]
 
 _KEPT_SHARE, _KEPT_BYTES = 1 / 24, 8 << 30  # of a GPU; on the host
 _WORTH_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
+_TIMES = 6  # of a message: in the memory that is shared, in the child, what it computes of it, and what that takes meanwhile
 
 
 def part_of(device: str, share: float, host_bytes: int) -> int:
@@ -33,3 +34,9 @@ def give_back(device: torch.device) -> None:
     """Let other processes have what this one has freed, where it is much."""
     if device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _WORTH_BYTES:
         torch.cuda.empty_cache()
+
+
+def make_room(device: torch.device, size_bytes: int) -> None:
+    """As `give_back`, where the device has little left for a message of `size_bytes` and what another process will do with it."""
+    if device.type == "cuda" and size_bytes > _WORTH_BYTES and torch.cuda.mem_get_info(device)[0] < _TIMES * size_bytes:
+        give_back(device)

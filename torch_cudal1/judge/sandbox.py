@@ -35,6 +35,7 @@ from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge import arena, background, probe
 from torch_cudal1.judge.canaries import Canaries
 from torch_cudal1.judge.channel import Channel, save_tensors
+from torch_cudal1.judge.device_memory import make_room
 from torch_cudal1.judge.levels import LOWEST, REMEDIES, Confinement, choose
 from torch_cudal1.judge.limits import Limits, limits_for
 from torch_cudal1.judge.nursery import Forked, Nursery
@@ -211,6 +212,7 @@ class Child:
         Without a GPU, or where it has no such memory left, they go through files as ever, unless they would for minutes. Raises
         CandidateFailure.
         """
+        make_room(self.limits.device, size_bytes)
         standing = arena.arena_of(self.scratch)
         if standing is None or size_bytes <= standing.size_bytes or not self._widened(size_bytes):
             yield

@@ -24,6 +24,7 @@ from torch_cudal1.judge.ahead import compile_ahead
 from torch_cudal1.judge.arena import Arena, lend, lend_also, open_arena, return_to_first
 from torch_cudal1.judge.channel import Channel, in_arena, load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.clock import synchronise
+from torch_cudal1.judge.device_memory import make_room
 from torch_cudal1.judge.headers import keep_headers
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, described, imported
 from torch_cudal1.judge.properties import describe
@@ -149,6 +150,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 
 def _drop(session: Session, request: Request) -> dict[str, Any]:
     """Forget input sets and, unless told to keep them, held outputs."""
+    size = sum(map(_bytes_of, (tensor for name in request["names"] for tensor in session.sets.get(name, ()))))
     for name in request["names"]:
         session.sets.pop(name, None)
         session.copies.pop(name, None)
@@ -160,6 +162,7 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
         session.sides = None
     if not request.get("held"):
         session.held.clear()
+    make_room(session.device, size)
     return {}
 
 
@@ -196,6 +199,9 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     facts = describe(outputs, inputs, session.held)
     if request.get("hold"):
         session.held.append(list(outputs))
+    size = sum(map(_bytes_of, outputs))
+    del outputs
+    make_room(session.device, size)
     return {"layout": layout, "facts": facts, "tree": getattr(session.slots[request["slot"]], "tree", "")}
 
 

@@ -7,13 +7,13 @@ unless an address exceeds it. The text is complete: it imports Triton and nothin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torch_cudal1.kernels import bessel, streams
-from torch_cudal1.kernels.index import Form, row_major
+from torch_cudal1.kernels.index import Atom, Form, row_major
 from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
@@ -128,6 +128,7 @@ class Printer:
         for column, base in ((False, "row"), (True, "column")):
             atoms = [a for a in nest.atoms if a.column is column]
             self.names |= {a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)}
+        self.steady = self._steady()
 
     def prologue(self) -> list[str]:
         """Row indices, and column indices when they do not change."""
@@ -148,12 +149,35 @@ class Printer:
         return max(accesses, padded, self.nest.column_count + self.tile.columns) > _INT32_REACH
 
     def column_lines(self, start: str) -> list[str]:
-        """Column indices of the tile that begins at `start` ("" or a number and a plus)."""
+        """Column indices of the tile that begins at `start` ("" or a multiple of its size, and a plus)."""
         wide = ".to(tl.int64)" if self.wide else ""
         lines = [f"column = {start}tl.arange(0, {self.tile.columns}){wide}[None, :]"]
         if self.column_mask:
             lines.append(f"column_ok = column < {self.nest.column_count}")
-        return lines + self.digits("column", True)
+        return lines + self.digits("column", True) + self.steady_lines(start)
+
+    def _steady(self) -> dict[Atom, int]:
+        """Loop variables of columns that are one number all over a tile, with their strides: the channel of an image's pixels."""
+        atoms = self.nest.columns
+        if self.flat or len(atoms) < 2 or self.tile.columns >= self.nest.column_count:
+            return {}
+        strides = row_major(tuple(a.extent for a in atoms))
+        found = {atom: stride for atom, stride in zip(atoms, strides, strict=True) if stride % self.tile.columns == 0}
+        used = {atom for s in self.nest.statements if s.kind == "load" and _within(s, found) for atom, _ in s.access.terms}
+        return {atom: stride for atom, stride in found.items() if atom in used}
+
+    def is_steady(self, s: Statement) -> bool:
+        """Whether a load is of one number for each row of a tile, though it varies over columns."""
+        return s.kind == "load" and _within(s, self.steady)
+
+    def steady_lines(self, start: str) -> list[str]:
+        """Those loop variables as numbers, in the tile that begins at `start`."""
+        first, *_ = self.nest.columns or (None,)
+        begin = start.removesuffix(" + ")
+        return [
+            f"at_{self.names[atom.id]} = {begin} // {stride}" + (f" % {atom.extent}" if atom is not first else "")
+            for atom, stride in self.steady.items()
+        ]
 
     def digits(self, base: str, column: bool) -> list[str]:
         """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable."""
@@ -202,7 +226,8 @@ class Printer:
     def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
         plain = [s for s in folds if s.text not in streams.KINDS]
-        streamed = [s for s in folds if s.text in streams.KINDS]
+        twins = streams.twins(folds)
+        streamed = [s for s in folds if s.text in streams.KINDS and s not in twins]
         inside = self.inside([*folds, *stores])
         lines = [f"acc_{s.name} = tl.full({shape}, {neutral(s)}, {s.node.compute})" for s in plain]
         lines += [line for s in streamed for line in streams.started(s, shape)]
@@ -223,7 +248,8 @@ class Printer:
             body += self.line(s)
         lines += ["    " + line for line in body]
         lines += [f"{s.name} = {of_row(s, f'acc_{s.name}')}" for s in plain]
-        return lines + [line for s in streamed for line in streams.finished(s, self.nest.column_count, self.tile.columns)]
+        lines += [line for s in streamed for line in streams.finished(s, self.nest.column_count, self.tile.columns)]
+        return lines + [line for mean, squares in twins.items() for line in streams.told(mean, squares)]
 
     def _carry(self, s: Statement) -> str:
         return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {neutral(s)}, {s.node.compute})"
@@ -289,26 +315,37 @@ class Printer:
             text = f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])"
         return of_row(s, text)
 
-    def offset(self, form: Form) -> str:
-        """Text of an address: empty for 0."""
-        parts = [self.names[a.id] if c == 1 else f"{c} * {self.names[a.id]}" for a, c in form.terms]
-        return " + ".join(parts + ([str(form.offset)] if form.offset else []))
+    def offset(self, form: Form, before_column: str = "") -> str:
+        """Text of an address: empty for 0. `before_column` is put before the names of columns.
+
+        What runs through all rows or columns in their order is told by their number, which a compiler knows to be contiguous.
+        """
+        parts: list[tuple[str, int]] = []
+        for base, atoms in (("row", self.nest.rows), ("column", self.nest.columns)):
+            terms = [(atom, c) for atom, c in form.terms if atom in atoms]
+            step = _step(terms, atoms)
+            names = [(before_column * atom.column + self.names[atom.id], c) for atom, c in terms]
+            parts += [(base, step)] if step and not (before_column and base == "column") else names
+        texts = [name if c == 1 else f"{c} * {name}" for name, c in parts]
+        return " + ".join(texts + ([str(form.offset)] if form.offset else []))
 
     def _mask(self, rows: bool, columns: bool, *also: str) -> str:
         parts = ["row_ok"] * (rows and self.row_mask) + ["column_ok"] * (columns and self.column_mask) + list(also)
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _load(self, s: Statement) -> str:
-        offset = self.offset(s.access)
+        steady = self.is_steady(s)
+        offset = self.offset(s.access, "at_" * steady)
         before = ["(column > 0)"] * (
             s.access.offset < 0 and not s.limits
         )  # of an exclusive scan: its first element has none before it
-        mask = self._mask(s.rows, s.columns, *before, *self._inside_of(s))
+        mask = self._mask(s.rows, s.columns and not steady, *before, *self._inside_of(s))
         eight_bits = s.node.dtype.is_floating_point and s.node.dtype.itemsize == 1  # a whole number is no default of theirs
         fill = s.text if s.limits else "0.0" if eight_bits else "0"
         text = f"tl.load(p{s.value}{' + ' + offset if offset else ''}{mask}{', other=' + fill if mask else ''})"
         narrow = s.node.dtype is not torch.bool and s.node.dtype.itemsize < 4
-        return text + (f".to({s.node.compute})" if narrow else "")
+        text += f".to({s.node.compute})" if narrow else ""
+        return f"tl.broadcast_to({text}, [{self.tile.rows}, {self.tile.columns}])" if steady else text
 
     def _inside_of(self, s: Statement) -> list[str]:
         """Tests that the load of a padded tensor is inside of it."""
@@ -328,6 +365,23 @@ class Printer:
     def store_tests(self, s: Statement) -> list[str]:
         """What else must hold for a store."""
         return []
+
+
+def _step(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
+    """How far it is from one number of the row-major order over `atoms` to the next; 0 if that varies or they are not several."""
+    strides = row_major(tuple(a.extent for a in atoms))
+    steps = dict(terms)
+    found = {divmod(steps.get(atom, 0), stride) for atom, stride in zip(atoms, strides, strict=True)}
+    if len(atoms) < 2 or len(found) != 1:
+        return 0
+    ((step, rest),) = found
+    return 0 if rest else step
+
+
+def _within(s: Statement, atoms: Collection[Atom]) -> bool:
+    """Whether of all columns a load varies over these alone, and is inside of its tensor there."""
+    columns = [atom for atom, _ in s.access.terms if atom.column]
+    return bool(columns) and all(atom in atoms for atom in columns) and s.access.offset >= 0 and not s.limits
 
 
 def neutral(s: Statement) -> str:

@@ -1,7 +1,8 @@
 """Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum of exponentials (online).
 
 Each lane of the tile keeps its own running values through the loop; afterwards lanes are put together. `started`, `stepped` and
-`finished` print the Triton lines before, in and after that loop. A lane whose columns have ended keeps what it has.
+`finished` print the Triton lines before, in and after that loop. A lane whose columns have ended keeps what it has. A mean beside
+the squared deviations of the same (`twins`) has no lines of its own but `told`: they have it already.
 
 Where programs share a row, each has a piece of it in registers: `of_piece` prints what it tells the others, `joined` what is made
 of all their words, as of lanes.
@@ -12,13 +13,26 @@ lanes together; Milakov, Gimelshein, Online normalizer calculation for softmax (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_cudal1.kernels.schedule import Statement
 
-__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "share_of_piece", "started", "stepped"]
+__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "share_of_piece", "started", "stepped", "told", "twins"]
 
 WORDS = {"mean": ("mean",), "m2": ("mean", "acc"), "expsum": ("top", "acc")}  # what a lane or a piece has of each kind
 KINDS = frozenset(WORDS)
 _LOW = 'float("-inf")'
+
+
+def twins(folds: Sequence[Statement]) -> dict[Statement, Statement]:
+    """Each mean, and the squared deviations from it where they are among `folds` of the same level."""
+    squares = {s.needs: s for s in folds if s.text == "m2"}
+    return {s: squares[s.needs] for s in folds if s.text == "mean" and s.needs in squares}
+
+
+def told(mean: Statement, squares: Statement) -> list[str]:
+    """The row's mean, after the lines of `finished` or `joined` for its twin."""
+    return [f"{mean.name} = center_{squares.name}"]
 
 
 def started(s: Statement, shape: str) -> list[str]:
