@@ -9,6 +9,7 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, subject, with_steps
 from torch_cudal1.judge import residents
+from torch_cudal1.judge import trial as trials
 from torch_cudal1.judge.residents import Residents, message_bytes
 from torch_cudal1.judge.sandbox import Child, limits_for
 from torch_cudal1.judge.trial import Trial
@@ -30,6 +31,12 @@ def child() -> Iterator[Child]:
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residents, "_ROOM_BYTES", 0)
+
+
+@pytest.fixture
+def memory_is_short(no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "is_short", lambda device, size_bytes: True)
+    monkeypatch.setattr(trials, "kept_bytes", lambda device: 0)
 
 
 def tried(child: Child, program: Program) -> Trial:
@@ -68,6 +75,37 @@ def test_verdicts_are_the_same_with_room_for_hardly_any_set(child: Child, no_roo
     wrong = tried(child, half_the_batch())
     assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
     wrong.drop(*list(wrong.samples.values()))
+
+
+def test_where_memory_is_short_no_results_stay_between_two_calls_and_the_verdicts_are_the_same(
+    child: Child, memory_is_short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    run = Trial.call_slot
+
+    def counted(self: Trial, *asked: object, **how: object) -> object:
+        held.append(sum(name in sample.__dict__ for sample in self.samples.values() for name in ("exact", "sway")))
+        return run(self, *asked, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trial, "call_slot", counted)
+    honest = tried(child, REGION.program)
+    assert validate(honest).passed
+    assert len(held) > 30
+    assert max(held) <= 2  # float64 results and how far they move, of the set that is being asked about
+    honest.let_go()
+    assert not honest.samples
+    assert not honest.residents.sizes
+    wrong = tried(child, half_the_batch())
+    assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
+    wrong.let_go()
+
+
+def test_sets_that_are_small_stay_when_large_ones_are_let_go_of(child: Child) -> None:
+    trial = tried(child, REGION.program)
+    first = trial.draw("normal")
+    trial.let_go()
+    assert list(trial.samples) == [first.name]
+    trial.drop(first)
 
 
 def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared(child: Child, no_room: None) -> None:

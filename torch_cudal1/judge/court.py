@@ -273,6 +273,7 @@ def _timed(trial: Trial, ranking: Ranking, job: Job, gpu: dict[str, Any]) -> Tim
         raise CandidateFailure("timing", f"the baseline could not be loaded beside it: {error.found}", "timing") from error
     with exclusive(job.device, "timing") as gpu["shared"]:
         found = time_slots(trial, replace(job.plan, margin=job.settings.margin))
+    trial.let_go()
     fastest_us = min(summary.b_us for summary in found.measurement.summaries.values())
     assert isinstance(trial.candidate, Candidate)
     return replace(found, checks=(*found.checks, roofline(work(trial.candidate.program), ceiling(job.device), fastest_us)))

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["give_back", "kept_bytes", "make_room", "part_of"]
+__all__ = ["give_back", "is_short", "kept_bytes", "make_room", "part_of"]
 
 _KEPT_SHARE, _KEPT_BYTES = 1 / 24, 8 << 30  # of a GPU; on the host
 _WORTH_BYTES = 1 << 30  # to allocate less than that anew takes longer than it helps
@@ -36,7 +36,12 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def is_short(device: torch.device, size_bytes: int) -> bool:
+    """Whether the device has little left for a message of `size_bytes`, a large one, and what another process will do with it."""
+    return device.type == "cuda" and size_bytes > _WORTH_BYTES and torch.cuda.mem_get_info(device)[0] < _TIMES * size_bytes
+
+
 def make_room(device: torch.device, size_bytes: int) -> None:
-    """As `give_back`, where the device has little left for a message of `size_bytes` and what another process will do with it."""
-    if device.type == "cuda" and size_bytes > _WORTH_BYTES and torch.cuda.mem_get_info(device)[0] < _TIMES * size_bytes:
+    """`give_back` where memory is short for a message of `size_bytes`."""
+    if is_short(device, size_bytes):
         give_back(device)

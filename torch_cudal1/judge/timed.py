@@ -97,6 +97,7 @@ class Audit:
                 raise CandidateFailure(
                     "timing", f"a timed call answered wrongly: output {position}: {_told(comparison)}", "timed_output"
                 )
+        self.trial.ease()
         self.judged += 1
         self.spent_s += time.monotonic() - began
 

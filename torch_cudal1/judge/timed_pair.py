@@ -66,6 +66,7 @@ def time_pair(trial: Trial, baseline: ChildSpinner, plan: TimingPlan) -> Timed:
 
     Raises CandidateFailure.
     """
+    trial.let_go()
     fresh = replace(trial, samples={}, results={}, book={})
     for _ in range(2):
         fresh.draw("normal")

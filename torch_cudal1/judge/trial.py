@@ -20,7 +20,7 @@ from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.analysis import Facts
 from torch_cudal1.judge.channel import load_tensors
 from torch_cudal1.judge.compare import Comparison
-from torch_cudal1.judge.device_memory import give_back, kept_bytes
+from torch_cudal1.judge.device_memory import give_back, is_short, kept_bytes
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible, sway
@@ -181,6 +181,17 @@ class Trial:
         """`forget`, and give back what this process holds of a GPU and does not use."""
         self.forget()
         give_back(self.device)
+
+    def ease(self) -> None:
+        """`relieve` where memory is short for the next call."""
+        if is_short(self.device, max(self.subject.output_bytes, *(spec.size_bytes for spec in self.subject.specs), 0)):
+            self.relieve()
+
+    def let_go(self) -> None:
+        """Drop all sets where they are large, since nothing will be asked of them again."""
+        samples = list(self.samples.values())
+        if sum(message_bytes(sample.inputs) for sample in samples) > kept_bytes(self.device.type):
+            self.drop(*samples)
 
     def forget(self) -> None:
         """Free what was computed of a region's sets, where it takes more memory than is worth the time to compute it again."""

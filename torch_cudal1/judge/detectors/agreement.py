@@ -35,7 +35,9 @@ def tried(trial: Trial, sample: Sample, what: str, slack: float = 1.0) -> Agreem
     """The candidate beside eager on a set; None when eager itself refuses it. Raises CandidateFailure when the child is lost."""
     if refused(sample):
         return None
-    return attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what, slack))
+    found = attempted(trial, what, lambda: agreement(trial, sample, trial.run(sample), what, slack))
+    trial.ease()
+    return found
 
 
 def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
