@@ -460,6 +460,10 @@ def team_cases() -> dict[str, Case]:
             lambda x, w, b: aten.native_layer_norm(x, (33001,), w, b, 1e-5),
             (_draw(3, 33001, shift=1.0), _draw(33001), _draw(33001)),
         ),
+        "group_norm, each tile within a channel": (
+            lambda x, w, b: F.group_norm(x, 2, w, b),
+            (_draw(2, 10, 64, 128, shift=2.0), _draw(10), _draw(10)),
+        ),
     }
 
 
