@@ -52,6 +52,12 @@ def test_a_channel_is_one_number_where_a_tile_lies_within_it(columns: int, stead
     assert text.count("tl.broadcast_to(tl.load(") == len(vectors) * steady
 
 
+def test_offsets_beyond_31_bits_are_computed_in_64() -> None:
+    wide, vector = torch.empty(2, 65536, 64, 1024, device="meta"), torch.empty(65536, device="meta")  # 2^32 elements a row
+    text = looped(lambda x, weight: F.group_norm(x, 1, weight), (wide, vector), 4096)
+    assert "at_column0 = (start + tl.full([], 0, tl.int64)) // 65536" in text
+
+
 def test_channels_of_a_size_that_no_tile_divides_are_read_for_each_element() -> None:
     text = looped(group_norm, (torch.randn(2, 8, 15, 15), VECTOR, VECTOR), 64)
     assert "at_column" not in text

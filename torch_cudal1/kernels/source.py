@@ -173,7 +173,7 @@ class Printer:
     def steady_lines(self, start: str) -> list[str]:
         """Those loop variables as numbers, in the tile that begins at `start`."""
         first, *_ = self.nest.columns or (None,)
-        begin = start.removesuffix(" + ")
+        begin = f"({start}tl.full([], 0, tl.int64))" if self.wide else start.removesuffix(" + ")
         return [
             f"at_{self.names[atom.id]} = {begin} // {stride}" + (f" % {atom.extent}" if atom is not first else "")
             for atom, stride in self.steady.items()
