@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.channel import Channel, load_tensors, save_tensors
+from torch_cudal1.judge import channel
+from torch_cudal1.judge.channel import DTYPES, Channel, load_tensors, save_tensors
 from torch_cudal1.program.model import TensorSpec
 
 CPU = torch.device("cpu")
@@ -85,6 +89,63 @@ def test_a_layout_that_does_not_fit_the_bytes_is_refused(tmp_path: Path, layout:
     save_tensors([torch.ones(4)], tmp_path / "file")
     with pytest.raises((SandboxError, ValueError)):
         load_tensors(layout, tmp_path / "file", CPU)
+
+
+FOUR = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        ({"0": FOUR, "1": FOUR}, 16),  # the same bytes twice: a small file would become any number of large tensors
+        ({"0": FOUR, "1": FOUR | {"data_offsets": [16, 32]}}, 31),
+        ({"0": FOUR, "1": FOUR | {"data_offsets": [-16, 0]}}, 64),
+        ({"0": FOUR, "1": FOUR | {"data_offsets": [1 << 62, (1 << 62) + 16]}}, 64),
+        ({"0": FOUR, "1": FOUR | {"data_offsets": [16, 36]}}, 64),
+        ({"0": FOUR, "1": FOUR | {"shape": [2, 2], "data_offsets": [16, 32]}}, 64),
+        ({"0": FOUR, "1": FOUR | {"dtype": "I32", "data_offsets": [16, 32]}}, 64),
+        ({"0": FOUR, "1": 7}, 64),
+        ({"0": FOUR}, 64),
+        ([FOUR, FOUR], 64),
+    ],
+    ids=["twice", "short", "before", "beyond", "odd", "shape", "dtype", "no place", "missing", "no object"],
+)
+def test_a_header_that_does_not_fit_the_bytes_is_refused(tmp_path: Path, header: object, size: int) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "file").write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(SandboxError, match="tensors"):
+        load_tensors([["float32", [4], [1]], ["float32", [4], [1]]], tmp_path / "file", CPU)
+
+
+def test_a_header_longer_than_a_frame_may_be_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.write((1 << 40).to_bytes(8, "little"))
+    with pytest.raises(SandboxError, match="at most"):
+        load_tensors([["float32", [1], [1]]], tmp_path / "file", CPU)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = save_tensors([torch.ones(1 << 16)], tmp_path / "file")
+    monkeypatch.setattr(channel, "_AT_ONCE_BYTES", 1 << 16)
+    read = os.preadv
+
+    def shrunk(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        os.truncate(tmp_path / "file", 1 << 17)
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", shrunk)
+    with pytest.raises(SandboxError, match="of 262144 bytes are there"):
+        load_tensors(layout, tmp_path / "file", CPU)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_named_as_the_library_names_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    bits = torch.arange(16, dtype=torch.uint8)
+    tensor = bits > 7 if dtype is torch.bool else bits.view(dtype)
+    (back,) = load_tensors(save_tensors([tensor], tmp_path / "file"), tmp_path / "file", CPU)
+    assert back is not None
+    assert back.dtype is dtype
+    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ a broken child can say is nonsense. It does not interpret what it carries.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -14,23 +15,44 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import save_file
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.arena import Arena, arena_of
 from torch_cudal1.program.model import TensorSpec
 
-__all__ = ["MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]
+__all__ = ["DTYPES", "MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]
 
 MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
 _HEADER_BYTES = 1 << 20  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
 _HEADER = struct.Struct(">I")
+_AT_ONCE_BYTES = 1 << 30  # Linux reads no more than 2 GiB at a time
+DTYPES = {  # their names in a safetensors file
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
 _PLACED = 4  # entries of a layout's item that says where in shared memory its tensor lies: dtype, shape, strides, offset
 
 
@@ -154,9 +176,12 @@ def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> lis
     try:
         if in_arena(layout):
             return _copied(layout, path, device)
-        flat = load(_content(path))
-        return [None if item is None else _rebuild(flat[str(index)], item, device) for index, item in enumerate(layout)]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+        with _plain_file(path) as file:
+            wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
+            places, begin = _places(file, wanted)
+            found = {name: _read(file, begin, places[name], item, device) for name, item in wanted.items()}
+            return [found.get(str(index)) for index in range(len(layout))]
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError, RecursionError) as error:
         raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
 
 
@@ -190,21 +215,55 @@ def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int
     return spec, storage_extent(spec.shape, spec.strides)
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a plain file, no link or pipe. Read, not mapped: whoever truncates a mapped file kills its reader."""
+@contextmanager
+def _plain_file(path: Path) -> Iterator[BinaryIO]:
+    """A plain file, no link or pipe. Read, not mapped: whoever truncates a mapped file kills its reader."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
+    with open(fd, "rb", buffering=0) as file:
         told = os.fstat(fd)
         if not stat.S_ISREG(told.st_mode):
             raise OSError(errno.EINVAL, "expected a plain file")
         if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
             raise OSError(errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written")
-        return file.read(told.st_size)
+        yield file
 
 
-def _rebuild(flat: torch.Tensor, item: Any, device: torch.device) -> torch.Tensor:
+def _places(file: BinaryIO, wanted: Collection[str]) -> tuple[Mapping[str, Any], int]:
+    """The header of a safetensors file that holds these tensors, and where the bytes begin that its offsets count from.
+
+    The library would copy all bytes three times. Source: the safetensors format: the header's length in 8 bytes, a JSON object.
+    """
+    start = file.read(8)
+    size = int.from_bytes(start, "little")
+    if len(start) < 8 or size > MAX_FRAME_BYTES:
+        raise ValueError(f"a header of {size} bytes, at most {MAX_FRAME_BYTES}")
+    header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
+    bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
+    told, there = sum(end - first for first, end in bounds), os.fstat(file.fileno()).st_size - 8 - size
+    if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:  # none outside, and none twice
+        raise ValueError(f"tensors of {told} bytes where {there} are")
+    return header, 8 + size
+
+
+def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.device) -> torch.Tensor:
+    """One tensor, its bytes read where they will stay."""
     spec, extent = _spec_of(item, device)
-    if flat.dtype != spec.torch_dtype or flat.numel() != extent:
-        raise SandboxError("reading tensors", f"{flat.numel()} elements of {flat.dtype} for {spec}")
-    fresh = flat.to(device) if device.type != "cpu" else flat.clone()  # views of one buffer, not aligned
-    return fresh.as_strided(spec.shape, spec.strides)
+    first, end = map(int, place["data_offsets"])
+    size = extent * spec.torch_dtype.itemsize
+    if place["dtype"] != DTYPES.get(spec.torch_dtype) or list(place["shape"]) != [extent] or end - first != size:
+        raise SandboxError("reading tensors", f"{place['shape']} elements of {place['dtype']} in {end - first} bytes for {spec}")
+    flat = torch.empty(extent, dtype=spec.torch_dtype)
+    _fill(file.fileno(), begin + first, flat.data_ptr(), size)
+    return flat.to(device).as_strided(spec.shape, spec.strides)
+
+
+def _fill(fd: int, offset: int, address: int, size: int) -> None:
+    done = 0
+    while done < size:
+        part = min(size - done, _AT_ONCE_BYTES)
+        count = os.preadv(fd, [(ctypes.c_char * part).from_address(address + done)], offset + done)
+        if not count:
+            raise OSError(errno.EIO, f"{done} of {size} bytes are there")
+        done += count

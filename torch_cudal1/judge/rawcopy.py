@@ -18,7 +18,7 @@ import torch
 
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.arena import arena_of
-from torch_cudal1.judge.channel import save_tensors, storage_extent, with_offsets
+from torch_cudal1.judge.channel import DTYPES, save_tensors, storage_extent, with_offsets
 
 __all__ = ["RefusedOutput", "raw_tensors", "refuse_lazy"]
 
@@ -27,18 +27,7 @@ _modes = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _address, _storage, _shape = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.size
 _stride, _offset, _numel = torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.numel
 _size, _conjugated, _negated, _layout = torch.UntypedStorage.nbytes, torch.Tensor.is_conj, torch.Tensor.is_neg, torch.strided
-_NAMES = {  # of dtypes in a safetensors file
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_NAMES = dict(DTYPES)
 _CHUNK = 64 << 20
 
 
