@@ -138,6 +138,21 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         load_tensors(layout, tmp_path / "file", CPU)
 
 
+def test_what_a_file_grows_by_while_it_is_read_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = json.dumps({"0": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}).encode()
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
+    told = os.fstat
+
+    def then_grown(fd: int) -> os.stat_result:
+        found = told(fd)
+        os.truncate(tmp_path / "file", 1 << 41)  # of which nothing is on the disk
+        return found
+
+    monkeypatch.setattr(os, "fstat", then_grown)
+    with pytest.raises(SandboxError, match="where 0 are"):
+        load_tensors([["uint8", [1 << 40], [1]]], tmp_path / "file", CPU)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_named_as_the_library_names_it(tmp_path: Path, dtype: torch.dtype) -> None:
     bits = torch.arange(16, dtype=torch.uint8)

@@ -176,9 +176,9 @@ def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> lis
     try:
         if in_arena(layout):
             return _copied(layout, path, device)
-        with _plain_file(path) as file:
+        with _plain_file(path) as (file, size):
             wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
-            places, begin = _places(file, wanted)
+            places, begin = _places(file, size, wanted)
             found = {name: _read(file, begin, places[name], item, device) for name, item in wanted.items()}
             return [found.get(str(index)) for index in range(len(layout))]
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError, RecursionError) as error:
@@ -216,8 +216,11 @@ def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int
 
 
 @contextmanager
-def _plain_file(path: Path) -> Iterator[BinaryIO]:
-    """A plain file, no link or pipe. Read, not mapped: whoever truncates a mapped file kills its reader."""
+def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file, no link or pipe, and how many bytes it has now: what it grows by later does not count.
+
+    Read, not mapped: whoever truncates a mapped file kills its reader.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         told = os.fstat(fd)
@@ -225,10 +228,10 @@ def _plain_file(path: Path) -> Iterator[BinaryIO]:
             raise OSError(errno.EINVAL, "expected a plain file")
         if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
             raise OSError(errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written")
-        yield file
+        yield file, told.st_size
 
 
-def _places(file: BinaryIO, wanted: Collection[str]) -> tuple[Mapping[str, Any], int]:
+def _places(file: BinaryIO, file_bytes: int, wanted: Collection[str]) -> tuple[Mapping[str, Any], int]:
     """The header of a safetensors file that holds these tensors, and where the bytes begin that its offsets count from.
 
     The library would copy all bytes three times. Source: the safetensors format: the header's length in 8 bytes, a JSON object.
@@ -241,7 +244,7 @@ def _places(file: BinaryIO, wanted: Collection[str]) -> tuple[Mapping[str, Any],
     if not isinstance(header, dict):
         raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
     bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
-    told, there = sum(end - first for first, end in bounds), os.fstat(file.fileno()).st_size - 8 - size
+    told, there = sum(end - first for first, end in bounds), file_bytes - 8 - size
     if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:  # none outside, and none twice
         raise ValueError(f"tensors of {told} bytes where {there} are")
     return header, 8 + size
