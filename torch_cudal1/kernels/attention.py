@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.kernels.head import POINTERS, headed
 from torch_cudal1.kernels.index import Cut, Index, flatten, row_major
 from torch_cudal1.kernels.nodes import (
     Dot,
@@ -41,7 +42,6 @@ from torch_cudal1.kernels.nodes import (
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Sizes, cut_in_two, matrices, places
 from torch_cudal1.kernels.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.kernels.attention_step import HALVES, BackwardStep, StepTensor, read_step
+from torch_cudal1.kernels.head import POINTERS, headed
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
-from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.program.model import Program, TensorSpec
 from torch_cudal1.program.operator import value_specs
 

@@ -26,12 +26,12 @@ import torch
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.gemm_schedules import FP32_METHODS, METHODS, Schedule, read
+from torch_cudal1.kernels.head import POINTERS, headed
 from torch_cudal1.kernels.index import Form, row_major
 from torch_cudal1.kernels.nodes import Dot, Leaf, Node, Reduce, View, broadcast, every, pointwise, replaced, reshape
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Operand, Product, product_of, product_with
 from torch_cudal1.kernels.schedule import Nest, schedule_operand, schedule_tail
-from torch_cudal1.kernels.source import POINTERS, headed
 from torch_cudal1.kernels.tail import triton_tail, values_of
 from torch_cudal1.kernels.trace import Output, Trace
 from torch_cudal1.program.model import TensorSpec

@@ -17,12 +17,13 @@ from torch_cudal1.kernels.attention_step import is_backward
 from torch_cudal1.kernels.conv import convolved, proposals
 from torch_cudal1.kernels.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
 from torch_cudal1.kernels.gemm_schedules import TILED, Schedule, read, schedules
+from torch_cudal1.kernels.head import POINTERS
 from torch_cudal1.kernels.packed import packed
 from torch_cudal1.kernels.plan import Kernel, Proposal
 from torch_cudal1.kernels.products import Product
 from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
 from torch_cudal1.kernels.schedule import Nest, schedule
-from torch_cudal1.kernels.source import POINTERS, Printer, Tile, text_of
+from torch_cudal1.kernels.source import Printer, Tile, text_of
 from torch_cudal1.kernels.staged import first_nest, staged, tile_of
 from torch_cudal1.kernels.team import TeamPrinter, registers_of
 from torch_cudal1.kernels.tiles import tiles

@@ -12,57 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_cudal1.kernels import bessel, streams
+from torch_cudal1.kernels import streams
+from torch_cudal1.kernels.head import headed
 from torch_cudal1.kernels.index import Atom, Form, row_major
 from torch_cudal1.kernels.nodes import Scan
 from torch_cudal1.kernels.schedule import Nest, Statement
 
-__all__ = ["POINTERS", "Printer", "Team", "Tile", "headed", "neutral", "of_row", "text_of"]
+__all__ = ["Printer", "Team", "Tile", "neutral", "of_row", "text_of"]
 
-_ENTRY = "\n@triton.jit\ndef SYMBOL("
-HEADER = '''"""Generated kernel; shapes and strides are literals."""
-
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-
-
-@triton.jit
-def nan_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def nan_min(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def product(a, b):
-    return a * b
-
-
-@triton.jit
-def SYMBOL('''
-_NEAREST_TF32 = """
-@triton.jit
-def nearest_tf32(x):
-    rounded = (x.to(tl.int32, bitcast=True) + 4096) & -8192
-    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
-
-"""  # tensor cores cut fp32 inputs off after tf32's 10 bits; rounding first halves the error and takes its bias away
-POINTERS = {  # tensor dtype -> the type of a kernel's argument that points to it
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.bool: "*i1",
-    torch.uint8: "*u8",
-    torch.int8: "*i8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.float8_e5m2: "*fp8e5",
-}
 _INT_MIN = {"tl.int64": "(-9223372036854775807 - 1)", "tl.int32": "(-2147483647 - 1)"}
 _INT_MAX = {"tl.int64": "9223372036854775807", "tl.int32": "2147483647"}
 _COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "nan_max({0}, {1})", "min": "nan_min({0}, {1})"}
@@ -94,15 +51,6 @@ class Tile:
     team: Team | None = None
 
 
-def headed(body: str, functions: str = "") -> str:
-    """A kernel's text from its arguments on, with the head that every kernel has, the special functions that it calls and its own
-    `functions`.
-    """
-    head, entry = HEADER.split(_ENTRY)
-    called = {"log_bessel_": bessel.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}
-    return head + "".join(text for name, text in called.items() if name in body) + functions + _ENTRY + entry + body
-
-
 def text_of(printer: Printer, family: str) -> tuple[str, str, tuple[int, ...]]:
     """Symbol, complete text, and the Program values of its pointer arguments in order."""
     statements, own = printer.nest.statements, printer.scratch
@@ -128,6 +76,7 @@ class Printer:
         for column, base in ((False, "row"), (True, "column")):
             atoms = [a for a in nest.atoms if a.column is column]
             self.names |= {a.id: base if len(atoms) == 1 else f"{base}{i}" for i, a in enumerate(atoms)}
+        self.twins = streams.twins(nest.statements)
         self.steady = self._steady()
 
     def prologue(self) -> list[str]:
@@ -156,15 +105,15 @@ class Printer:
             lines.append(f"column_ok = column < {self.nest.column_count}")
         return lines + self.digits("column", True) + self.steady_lines(start)
 
-    def _steady(self) -> dict[Atom, int]:
-        """Loop variables of columns that are one number all over a tile, with their strides: the channel of an image's pixels."""
+    def _steady(self) -> frozenset[Atom]:
+        """Loop variables of columns that are one number all over a tile and that loads ask for: the channel of pixels."""
         atoms = self.nest.columns
-        if self.flat or len(atoms) < 2 or self.tile.columns >= self.nest.column_count:
-            return {}
+        if self.flat or self.tile.columns >= self.nest.column_count:
+            return frozenset()
         strides = row_major(tuple(a.extent for a in atoms))
-        found = {atom: stride for atom, stride in zip(atoms, strides, strict=True) if stride % self.tile.columns == 0}
+        found = {atom for atom, stride in zip(atoms, strides, strict=True) if stride % self.tile.columns == 0}
         used = {atom for s in self.nest.statements if s.kind == "load" and _within(s, found) for atom, _ in s.access.terms}
-        return {atom: stride for atom, stride in found.items() if atom in used}
+        return frozenset(found & used)
 
     def is_steady(self, s: Statement) -> bool:
         """Whether a load is of one number for each row of a tile, though it varies over columns."""
@@ -172,23 +121,23 @@ class Printer:
 
     def steady_lines(self, start: str) -> list[str]:
         """Those loop variables as numbers, in the tile that begins at `start`."""
-        first, *_ = self.nest.columns or (None,)
         begin = f"({start}tl.full([], 0, tl.int64))" if self.wide else start.removesuffix(" + ")
-        return [
-            f"at_{self.names[atom.id]} = {begin} // {stride}" + (f" % {atom.extent}" if atom is not first else "")
-            for atom, stride in self.steady.items()
-        ]
+        return self.digits(begin, True, self.steady, "at_") if self.steady else []
 
-    def digits(self, base: str, column: bool) -> list[str]:
-        """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable."""
-        atoms = [a for a in self.nest.atoms if a.column is column]
+    def digits(self, base: str, column: bool, wanted: Collection[Atom] | None = None, before: str = "") -> list[str]:
+        """`row0 = row // 12`, `row1 = row // 4 % 3`, ...: nothing when there is only one loop variable.
+
+        `wanted`: of these alone (None: of all); `before` is put before their names.
+        """
+        atoms = self.nest.columns if column else self.nest.rows
         if len(atoms) < 2:
             return []
         strides = row_major(tuple(a.extent for a in atoms))
         lines = []
         for i, (atom, stride) in enumerate(zip(atoms, strides, strict=True)):
-            text = base + (f" // {stride}" if stride > 1 else "") + (f" % {atom.extent}" if i else "")
-            lines.append(f"{self.names[atom.id]} = {text}")
+            if wanted is None or atom in wanted:
+                text = base + (f" // {stride}" if stride > 1 else "") + (f" % {atom.extent}" if i else "")
+                lines.append(f"{before}{self.names[atom.id]} = {text}")
         return lines
 
     @property
@@ -226,8 +175,7 @@ class Printer:
     def _loop(self, folds: list[Statement], stores: list[Statement]) -> list[str]:
         shape = f"[{self.tile.rows}, {self.tile.columns}]"
         plain = [s for s in folds if s.text not in streams.KINDS]
-        twins = streams.twins(folds)
-        streamed = [s for s in folds if s.text in streams.KINDS and s not in twins]
+        streamed = [s for s in folds if s.text in streams.KINDS and s not in self.twins]
         inside = self.inside([*folds, *stores])
         lines = [f"acc_{s.name} = tl.full({shape}, {neutral(s)}, {s.node.compute})" for s in plain]
         lines += [line for s in streamed for line in streams.started(s, shape)]
@@ -249,7 +197,11 @@ class Printer:
         lines += ["    " + line for line in body]
         lines += [f"{s.name} = {of_row(s, f'acc_{s.name}')}" for s in plain]
         lines += [line for s in streamed for line in streams.finished(s, self.nest.column_count, self.tile.columns)]
-        return lines + [line for mean, squares in twins.items() for line in streams.told(mean, squares)]
+        return lines + self.means_told(folds)
+
+    def means_told(self, folds: list[Statement]) -> list[str]:
+        """After all else of `folds`: the means that have a twin among them."""
+        return [line for s in folds if s in self.twins for line in streams.told(s, self.twins[s])]
 
     def _carry(self, s: Statement) -> str:
         return f"carry_{s.name} = tl.full([{self.tile.rows}, 1], {neutral(s)}, {s.node.compute})"

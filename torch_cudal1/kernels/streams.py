@@ -24,10 +24,11 @@ KINDS = frozenset(WORDS)
 _LOW = 'float("-inf")'
 
 
-def twins(folds: Sequence[Statement]) -> dict[Statement, Statement]:
-    """Each mean, and the squared deviations from it where they are among `folds` of the same level."""
-    squares = {s.needs: s for s in folds if s.text == "m2"}
-    return {s: squares[s.needs] for s in folds if s.text == "mean" and s.needs in squares}
+def twins(statements: Sequence[Statement]) -> dict[Statement, Statement]:
+    """Each mean, and the squared deviations from it where the same level of reductions has them."""
+    squares = {(s.needs, s.level): s for s in statements if s.kind == "reduce" and s.text == "m2"}
+    means = [s for s in statements if s.kind == "reduce" and s.text == "mean"]
+    return {s: squares[s.needs, s.level] for s in means if (s.needs, s.level) in squares}
 
 
 def told(mean: Statement, squares: Statement) -> list[str]:

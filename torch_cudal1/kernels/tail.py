@@ -40,7 +40,7 @@ class _TailPrinter(Printer):
     def __init__(self, nest: Nest, tile: Tile, masks: tuple[bool, bool]) -> None:
         super().__init__(nest, tile)
         self.row_mask, self.column_mask = masks
-        self.steady = {}  # a product's tile may begin at any column
+        self.steady = frozenset()  # a product's tile may begin at any column
 
     def lines(self) -> list[str]:
         lines = [*self.digits("row", False), *self.digits("column", True)]

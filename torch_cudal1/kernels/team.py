@@ -63,9 +63,8 @@ def registers_of(tile: Tile, warps: int) -> int:
 
 def words_of(nest: Nest) -> list[tuple[Statement, str]]:
     """What a piece tells of each reduction, in the nest's order: the reduction and the word's name ("" for its value)."""
-    folds = [s for s in nest.statements if s.kind == "reduce"]
-    twins = {s for level in range(nest.levels) for s in streams.twins([s for s in folds if s.level == level])}
-    return [(s, word) for s in folds if s not in twins for word in _words(s)]
+    twins = streams.twins(nest.statements)
+    return [(s, word) for s in nest.statements if s.kind == "reduce" and s not in twins for word in _words(s)]
 
 
 def _words(s: Statement) -> tuple[str, ...]:
@@ -109,9 +108,7 @@ class TeamPrinter(Printer):
         for level, folds in enumerate(self.folds):
             lines += [line for s in of_rows if s.level == level for line in self.line(s)]
             lines += self._pieces(level, folds, kept if level == self.nest.levels - 1 else [])
-            twins = streams.twins(folds)
-            lines += [line for s in folds if s not in twins for line in self._heard(s)]
-            lines += [line for mean, squares in twins.items() for line in streams.told(mean, squares)]
+            lines += [line for s in folds if s not in self.twins for line in self._heard(s)] + self.means_told(folds)
         lines += [line for s in of_rows if s.level == self.nest.levels for line in self.line(s)]
         lines += self.column_lines(f"member * {self.tile.columns} + ")
         return lines + [line for s in rest if s not in early for line in self.line(s)]
@@ -173,8 +170,7 @@ class TeamPrinter(Printer):
     def _told(self, folds: list[Statement]) -> list[str]:
         """The piece's words, computed and stored."""
         lines = [f"size = {self._piece_size()}"] if any(s.text in ("mean", "m2") for s in folds) else []
-        twins = streams.twins(folds)
-        for s in (s for s in folds if s not in twins):
+        for s in (s for s in folds if s not in self.twins):
             plain = s.text not in streams.KINDS
             lines += [f"own_{s.name} = {self.of_tile(s)}"] if plain else streams.of_piece(s, self.column_mask, "size")
             lines += [f"tl.store({self._place(s, word, 'row')} + piece, {word or 'own'}_{s.name})" for word in _words(s)]
