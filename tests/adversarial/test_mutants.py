@@ -14,9 +14,10 @@ from tests.adversarial.mutants import REGIONS, Mutant, mutants
 from tests.adversarial.plans import candidate
 from torch_cudal1.judge.contract import contract
 from torch_cudal1.judge.profiles import PROFILES
+from torch_cudal1.judge.sample import Book
 from torch_cudal1.judge.sandbox import Child, limits_for
 from torch_cudal1.judge.subject import RegionSubject
-from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.records import Check, Contract
 from torch_cudal1.settings import Settings

@@ -18,8 +18,8 @@ from torch_cudal1.judge.detectors import values
 from torch_cudal1.judge.detectors.parameters import _change
 from torch_cudal1.judge.detectors.values import compared
 from torch_cudal1.judge.granted import UsingRights, multiplies
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import RegionSubject, Result
-from torch_cudal1.judge.trial import Sample
 from torch_cudal1.records import Contract, Region
 
 X, W, M = (torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((2, 8, 12, 12), (16, 8, 3, 3), (12, 24)))

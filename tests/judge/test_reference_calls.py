@@ -24,9 +24,10 @@ from torch_cudal1.judge.detectors.special import special
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.profiles import PROFILES
+from torch_cudal1.judge.sample import Book
 from torch_cudal1.judge.sandbox import Child, limits_for
 from torch_cudal1.judge.subject import Outputs, RegionSubject, Result
-from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.program.model import Program, Step
 from torch_cudal1.records import Check, Contract, Region

@@ -19,8 +19,9 @@ from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.special import special
 from torch_cudal1.judge.detectors.values import numerics
 from torch_cudal1.judge.profiles import PROFILES, ProfileName
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import Child, limits_for
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.program.model import Program, TensorSpec
 from torch_cudal1.records import Check, Contract, Region, Verdict

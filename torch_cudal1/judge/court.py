@@ -25,11 +25,12 @@ from torch_cudal1.judge.levels import Confinement
 from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.profiles import TIMING_PLANS, Profile, TimingPlan, profile_for
 from torch_cudal1.judge.roofline import ceiling, roofline, work
+from torch_cudal1.judge.sample import Book
 from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.subject import RegionSubject
 from torch_cudal1.judge.timed import Timed, time_slots
 from torch_cudal1.judge.transport import read_program, write_payloads
-from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.judge.warm import begin as begin_child
 from torch_cudal1.judge.warm import fresh, lent

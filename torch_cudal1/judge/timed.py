@@ -21,9 +21,10 @@ from torch_cudal1.judge.measure import Measurement, Pairs, measure
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.profiles import TimingPlan
 from torch_cudal1.judge.ring import plan_ring
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.timing import L2, Batch, Warm, temperatures
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["Audit", "Slots", "Timed", "facts_of", "stability", "sync_checks", "time_slots", "timing_state"]

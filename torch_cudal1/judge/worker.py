@@ -150,7 +150,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 
 def _drop(session: Session, request: Request) -> dict[str, Any]:
     """Forget input sets and, unless told to keep them, held outputs."""
-    size = sum(map(_bytes_of, (tensor for name in request["names"] for tensor in session.sets.get(name, ()))))
+    size = sum(_bytes_of(tensor) for name in request["names"] for tensor in session.sets.get(name, ()))
     for name in request["names"]:
         session.sets.pop(name, None)
         session.copies.pop(name, None)

@@ -36,10 +36,11 @@ from torch_cudal1.judge.duel import ChildSpinner
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.pair import PairSubject, SourceCandidate, load_module, read_reference
 from torch_cudal1.judge.profiles import TimingPlan, profile_for
+from torch_cudal1.judge.sample import Book
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.subject import ReferenceFailure
 from torch_cudal1.judge.timed import Timed
-from torch_cudal1.judge.trial import Book, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import detectors_of, validate
 from torch_cudal1.records import Check
 from torch_cudal1.training.failures import failure_of

@@ -13,9 +13,10 @@ import torch
 from torch_cudal1.judge.compare import compare, is_nearer
 from torch_cudal1.judge.detectors.values import compared
 from torch_cudal1.judge.pair import PairSubject
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import ReferenceFailure, Result
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["Agreement", "agreement", "form_problem", "not_applicable", "pair_of", "refused", "summed_up", "tried"]

@@ -9,9 +9,10 @@ from functools import partial
 
 from torch_cudal1.judge.detectors.agreement import Agreement, agreement, attempted, not_applicable, pair_of, summed_up
 from torch_cudal1.judge.detectors.values import first_two
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import Result
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["capture", "reentrancy", "stream_order"]

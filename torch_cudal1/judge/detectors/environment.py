@@ -15,8 +15,9 @@ from typing import Any
 
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.pair import PairSubject
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["env_diff", "env_diff_calls"]

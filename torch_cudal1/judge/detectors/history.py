@@ -14,8 +14,9 @@ from torch_cudal1.judge.compare import all_same_bits
 from torch_cudal1.judge.detectors.agreement import Agreement, agreement, summed_up, tried
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Result
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["call_history", "repeat"]

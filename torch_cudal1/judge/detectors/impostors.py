@@ -18,8 +18,9 @@ from torch_cudal1.judge.compare import compare
 from torch_cudal1.judge.detectors.agreement import Agreement, pair_of, tried
 from torch_cudal1.judge.granted import to_tf32
 from torch_cudal1.judge.inputs import DISTRIBUTIONS
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["impostor"]

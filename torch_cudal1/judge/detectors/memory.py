@@ -22,10 +22,11 @@ from torch_cudal1.judge.detectors.special import with_an_infinity
 from torch_cudal1.judge.detectors.values import compared, first_two
 from torch_cudal1.judge.guard_pages import OUT_OF_MEMORY, SIDES, Side
 from torch_cudal1.judge.pair import SourceCandidate
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import Outputs
 from torch_cudal1.judge.transport import write_payloads
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.program.model import Call, Launch, Program
 from torch_cudal1.records import Check
 

@@ -25,9 +25,10 @@ from torch_cudal1.judge.detectors.agreement import (
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.pair import PairSubject
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import ReferenceFailure
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["grad", "guard_domain", "mode", "state_dict"]

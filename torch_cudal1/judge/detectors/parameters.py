@@ -27,9 +27,10 @@ from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.pair import PairSubject
 from torch_cudal1.judge.profiles import UPDATE_WAYS
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.spread import flat_blocks
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["perturb", "scalars", "update_path"]

@@ -13,8 +13,9 @@ from typing import Any
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.pair import SourceCandidate
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["isolation", "resource"]

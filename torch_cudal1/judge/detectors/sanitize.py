@@ -16,8 +16,9 @@ from pathlib import Path
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.pair import SourceCandidate
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["read_report", "sanitizer"]

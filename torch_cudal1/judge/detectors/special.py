@@ -14,8 +14,9 @@ from torch_cudal1.judge.compare import mask_mismatches, same_masks, unit_roundof
 from torch_cudal1.judge.detectors.agreement import Agreement, agreement, attempted, refused
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.inputs import clone_strided
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure, Result
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["special", "with_an_infinity"]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch_cudal1.judge.compare import same_bits
 from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.pair import SourceCandidate
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Outputs
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["fresh_output"]

@@ -17,8 +17,9 @@ from torch_cudal1.judge.detectors.agreement import not_applicable, pair_of
 from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.pair import PairSubject
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Outputs, ReferenceFailure
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["loss_curve"]

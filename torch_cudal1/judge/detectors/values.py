@@ -13,8 +13,9 @@ from torch_cudal1.judge.compare import EAGERS_OWN, Comparison, compare, proven_t
 from torch_cudal1.judge.device_memory import kept_bytes
 from torch_cudal1.judge.oracle import Infeasible
 from torch_cudal1.judge.residents import own_bytes
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.subject import Outputs, RegionSubject
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["compared", "first_two", "numerics"]

@@ -20,9 +20,10 @@ from torch_cudal1.judge.detectors.values import first_two
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.limits import available_bytes
 from torch_cudal1.judge.pair import PairSubject
+from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
 from torch_cudal1.judge.subject import Outputs
-from torch_cudal1.judge.trial import Sample, Trial
+from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
 __all__ = ["vast_shapes"]
