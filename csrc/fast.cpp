@@ -80,6 +80,7 @@ struct Binding {
   std::string signature;
   Switches switches;
   THPObjectPtr owner, guard, runner, finish;  // finish: nullptr where the module returns one tensor
+  THPObjectPtr conditions, module;            // what else is asked at each call, and of which module; nullptr: nothing
   std::vector<Source> sources;
   std::vector<THPObjectPtr> kept;  // what `sources` points to
   Py_ssize_t served = 0;
@@ -159,6 +160,20 @@ bool stays_with_the_caller() {  // an exception that is no failure of the runner
 
 PyObject* missed() { return Py_NewRef(miss); }
 
+PyObject *module_name, *args_name, *kwargs_name;
+
+// Whether Dynamo's guards of this binding hold for the call.
+bool conditions_hold(Binding& binding, PyObject* args, PyObject* kwargs) {
+  if (binding.conditions.get() == nullptr) return true;
+  THPObjectPtr locals(PyDict_New());
+  if (!locals || PyDict_SetItem(locals, module_name, binding.module.get()) < 0 || PyDict_SetItem(locals, args_name, args) < 0 ||
+      PyDict_SetItem(locals, kwargs_name, kwargs) < 0)
+    throw python_error();
+  THPObjectPtr held(PyObject_CallOneArg(binding.conditions.get(), locals));
+  if (!held) throw python_error();
+  return held.get() == Py_True;
+}
+
 void forget(FastPath* self, const std::shared_ptr<Binding>& binding) {
   const auto found = std::find(self->bindings->begin(), self->bindings->end(), binding);
   if (found != self->bindings->end()) self->bindings->erase(found);
@@ -174,14 +189,16 @@ PyObject* fast_call(PyObject* object, PyObject* const* given, size_t flags, PyOb
   if (self->bindings->empty() || is_watched(self)) return missed();
   Writer call;
   if (!call.write_call(given[0], given[1])) return missed();
-  const auto wanted = std::find_if(self->bindings->begin(), self->bindings->end(),
-                                   [&](const auto& one) { return one->signature == call.bytes(); });
-  if (wanted == self->bindings->end()) return missed();
+  const auto is_wanted = [&](const auto& one) { return one->signature == call.bytes(); };
+  if (std::none_of(self->bindings->begin(), self->bindings->end(), is_wanted)) return missed();
   const Switches now = Switches::now(self->cuda);
-  const auto bound = std::find_if(wanted, self->bindings->end(),
-                                  [&](const auto& one) { return one->switches == now && one->signature == call.bytes(); });
-  if (bound == self->bindings->end() || !guard_holds_now((*bound)->guard.get())) return missed();
-  const std::shared_ptr<Binding> binding = *bound;  // a runner may run Python code, which may clear the table
+  std::shared_ptr<Binding> binding;  // kept: a check or a runner may run Python code, which may clear the table
+  for (size_t i = 0; i < self->bindings->size() && !binding; ++i) {
+    const std::shared_ptr<Binding> one = (*self->bindings)[i];
+    if (one->switches == now && is_wanted(one) && guard_holds_now(one->guard.get()) && conditions_hold(*one, given[0], given[1]))
+      binding = one;
+  }
+  if (!binding) return missed();
   THPObjectPtr results(run(*binding, call.tensors()));
   if (!results) {
     if (stays_with_the_caller()) return nullptr;
@@ -211,13 +228,15 @@ bool add_source(Binding& binding, PyObject* source, size_t tensors) {
   return true;
 }
 
-// add(owner, args, kwargs, guard, sources, runner, finish): bind these arguments, in the present state of the switches.
+// add(owner, args, kwargs, guard, sources, runner, finish, conditions): bind these arguments, in the present state of the switches.
 PyObject* fast_add(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   auto* self = reinterpret_cast<FastPath*>(object);
-  if (count != 7 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || !is_guard(given[3]) ||
-      !PyTuple_CheckExact(given[4]) || !PyCallable_Check(given[5]) || !(given[6] == Py_None || PyCallable_Check(given[6]))) {
-    PyErr_SetString(PyExc_TypeError, "add(owner, args: tuple, kwargs: dict, guard, sources: tuple, runner, finish) expected");
+  if (count != 8 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || !is_guard(given[3]) ||
+      !PyTuple_CheckExact(given[4]) || !PyCallable_Check(given[5]) || !(given[6] == Py_None || PyCallable_Check(given[6])) ||
+      !(given[7] == Py_None || (PyTuple_CheckExact(given[7]) && PyTuple_GET_SIZE(given[7]) == 2))) {
+    PyErr_SetString(PyExc_TypeError,
+                    "add(owner, args: tuple, kwargs: dict, guard, sources: tuple, runner, finish, conditions) expected");
     return nullptr;
   }
   if (is_watched(self)) Py_RETURN_FALSE;  // a default device is a mode and a switch: what holds under it holds there only
@@ -239,6 +258,10 @@ PyObject* fast_add(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   made->guard = Py_NewRef(given[3]);
   made->runner = Py_NewRef(given[5]);
   if (given[6] != Py_None) made->finish = Py_NewRef(given[6]);
+  if (given[7] != Py_None) {
+    made->conditions = Py_NewRef(PyTuple_GET_ITEM(given[7], 0));
+    made->module = Py_NewRef(PyTuple_GET_ITEM(given[7], 1));
+  }
   self->bindings->push_back(std::move(made));
   Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
@@ -295,6 +318,8 @@ int fast_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(one->guard.get());
     Py_VISIT(one->runner.get());
     Py_VISIT(one->finish.get());
+    Py_VISIT(one->conditions.get());
+    Py_VISIT(one->module.get());
     for (THPObjectPtr& kept : one->kept) Py_VISIT(kept.get());
   }
   return 0;
@@ -323,7 +348,7 @@ void fast_dealloc(PyObject* object) {
 
 PyMethodDef fast_methods[] = {
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fast_add)), METH_FASTCALL,
-     "add(owner, args, kwargs, guard, sources, runner, finish) -> bool: serve such calls from now on; False if it does already."},
+     "add(owner, args, kwargs, guard, sources, runner, finish, conditions) -> bool: serve such calls from now on; False if it does already."},
     {"clear", fast_clear, METH_NOARGS, "Forget every binding."},
     {"counts", fast_counts, METH_NOARGS, "counts() -> [(owner, calls served)] of the bindings."},
     {nullptr, nullptr, 0, nullptr},
@@ -353,7 +378,11 @@ bool add_fast_path(PyObject* module) {
   depth_name = PyUnicode_InternFromString("_depth");
   level_name = PyUnicode_InternFromString("_current_level");
   compiling_name = PyUnicode_InternFromString("_is_compiling_flag");
-  if (depth_name == nullptr || level_name == nullptr || compiling_name == nullptr) return false;
+  module_name = PyUnicode_InternFromString("module");
+  args_name = PyUnicode_InternFromString("args");
+  kwargs_name = PyUnicode_InternFromString("kwargs");
+  for (PyObject* name : {depth_name, level_name, compiling_name, module_name, args_name, kwargs_name})
+    if (name == nullptr) return false;
   miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
   if (miss == nullptr || PyModule_AddObjectRef(module, "MISS", miss) < 0) return false;
   THPObjectPtr type(PyType_FromSpec(&fast_spec));

@@ -176,10 +176,18 @@ struct Home {
   }
 };
 
-bool same_lookup(PyObject* dict, PyObject* key, PyObject* value) {
-  PyObject* now = PyDict_GetItemWithError(dict, key);
+// A record (table, key, value, absent): a name in a dict or in the body of a class.
+bool same_lookup(PyObject* record) {
+  PyObject *table = at_(record, 0), *dict = PyType_Check(table) ? reinterpret_cast<PyTypeObject*>(table)->tp_dict : table;
+  PyObject* now = PyDict_GetItemWithError(dict, at_(record, 1));
   if (now == nullptr && PyErr_Occurred()) throw python_error();
-  return now == value;
+  return at_(record, 3) == Py_True ? now == nullptr : now == at_(record, 2);
+}
+
+bool same_function(PyObject* record) {
+  PyObject *function = at_(record, 0), *defaults = PyFunction_GET_DEFAULTS(function), *named = PyFunction_GET_KW_DEFAULTS(function);
+  return PyFunction_GET_CODE(function) == at_(record, 1) && (defaults == nullptr ? Py_None : defaults) == at_(record, 2) &&
+      (named == nullptr ? Py_None : named) == at_(record, 3);
 }
 
 enum Kind { KINS, HOMES, TABLES, ITEMS, RAWS, EMPTIES, LOOKUPS, CODES, CELLS, TENSORS, KINDS };
@@ -223,8 +231,8 @@ bool holds(const Guard* g) {
   if (!are_empty(flat.empties) || !hold_all(flat.tables)) return false;
   if (!every(g, ITEMS, [](PyObject* r) { return same_items(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, RAWS, [](PyObject* r) { return same_bytes(at_(r, 0), at_(r, 1)); })) return false;
-  if (!every(g, LOOKUPS, [](PyObject* r) { return same_lookup(at_(r, 0), at_(r, 1), at_(r, 2)); })) return false;
-  if (!every(g, CODES, [](PyObject* r) { return PyFunction_GET_CODE(at_(r, 0)) == at_(r, 1); })) return false;
+  if (!every(g, LOOKUPS, same_lookup)) return false;
+  if (!every(g, CODES, same_function)) return false;
   if (!every(g, CELLS, [](PyObject* r) { return PyCell_GET(at_(r, 0)) == at_(r, 1); })) return false;
   return each(flat.tensors, [](const Facts& tensor) { tensor.fetch(); }, [](const Facts& tensor) { return tensor.hold(); });
 }
@@ -247,8 +255,8 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
       {2, [](PyObject* r) { return PyTuple_CheckExact(at_(r, 1)) != 0; }},
       {2, [](PyObject* r) { return PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1)); }},
       {0, [](PyObject* r) { return PyDict_Check(r) != 0; }},
-      {3, [](PyObject* r) { return PyDict_Check(at_(r, 0)) != 0; }},
-      {2, [](PyObject* r) { return PyFunction_Check(at_(r, 0)) != 0; }},
+      {4, [](PyObject* r) { return PyDict_Check(at_(r, 0)) != 0 || PyType_Check(at_(r, 0)) != 0; }},
+      {4, [](PyObject* r) { return PyFunction_Check(at_(r, 0)) != 0; }},
       {2, [](PyObject* r) { return PyCell_Check(at_(r, 0)) != 0; }},
       {0, [](PyObject* r) { return THPVariable_CheckExact(r); }},
   };

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.binding import captured_regions, make_known
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
@@ -124,6 +124,7 @@ def plant(
     given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     device = next((str(tensor.device) for tensor in (*module.parameters(), *given) if isinstance(tensor, torch.Tensor)), "cpu")
     plant_regions(captured_regions(module, given, kwargs), cache_dir, change, schedule, device)
+    make_known(module, given, dict(kwargs or {}), place_for(torch.device(device), Settings(cache_dir=cache_dir)))
 
 
 class Calls(nn.Module):

@@ -57,6 +57,7 @@ OUTPUTS: dict[str, Callable[..., Any]] = {
     "tensor": lambda m, x: m.linear(x),
     "tuple": lambda m, x: (m.linear(x), x + 1),
     "views of one another": lambda m, x: (lambda y: (y, y.t()))(m.linear(x)),
+    "a weight": lambda m, x: (m.linear.weight, m.linear(x)),
     "dict with plain values": lambda m, x: {"y": m.linear(x), "n": 3, "none": None, "s": [x * 2]},
 }
 
@@ -84,7 +85,7 @@ def test_nested_and_keyword_arguments_reach_their_places(tmp_path):
 ALIASED: dict[str, Callable[..., Any]] = {
     "an input": lambda m, x: (x, m.linear(x)),
     "a view of an input": lambda m, x: (x.t(), m.linear(x)),
-    "a weight": lambda m, x: (m.linear.weight, m.linear(x)),
+    "a view of a weight": lambda m, x: (m.linear.weight.t(), m.linear(x)),
     "a write": lambda m, x: m.count.add_(1) + x,
 }
 
@@ -302,17 +303,23 @@ def test_a_table_refuses_what_it_cannot_hold():
     table = fast.entry(cuda=False)
     assert table is not None
     guard = native.extension().Guard(*[()] * 10)
-    for bad in ((), (1, (), {}, guard, (), print), (1, [], {}, guard, (), print, None), (1, (), {}, 3, (), print, None)):
+    for bad in (
+        (),
+        (1, (), {}, guard, (), print),
+        (1, [], {}, guard, (), print, None, None),
+        (1, (), {}, 3, (), print, None, None),
+        (1, (), {}, guard, (), print, None, 3),
+    ):
         with pytest.raises(TypeError):
             table.add(*bad)
     with pytest.raises(ValueError, match="argument tensor 1 of 1"):
-        table.add(1, (X,), {}, guard, (1,), print, None)
+        table.add(1, (X,), {}, guard, (1,), print, None, None)
     with pytest.raises(TypeError):
-        table.add(1, (X,), {}, guard, ("x",), print, None)
+        table.add(1, (X,), {}, guard, ("x",), print, None, None)
     with pytest.raises(TypeError):
         table((X,))
-    assert table.add(1, (X,), {}, guard, (0,), lambda inputs: [inputs[0] + 1], None)
-    assert not table.add(1, (X,), {}, guard, (0,), print, None)
+    assert table.add(1, (X,), {}, guard, (0,), lambda inputs: [inputs[0] + 1], None, None)
+    assert not table.add(1, (X,), {}, guard, (0,), print, None, None)
     assert torch.equal(table((X,), {}), X + 1)
     table.clear()
     assert table((X,), {}) is fast.miss()

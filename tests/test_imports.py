@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "special": ("program",),
     "machine": ("records", "settings", "version"),
     "kernels": GROUND,
-    "graph": (*GROUND, "kernels"),
+    "graph": (*GROUND, "kernels", "watch", "watched"),
     "source": (*GROUND, "kernels"),
     "confine": (),  # run by a launcher that must start fast and without torch
     "judge": (*GROUND, "kernels", "confine"),
@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "stand_in": ("settings",),
     "compiled_ahead": (*GROUND, "source", "place"),
     "binding": (*FLOW, "place", "compiled_ahead", "double_backward", "fast", "flat", "gate", "shadow", "ranks", "trial_step"),
-    "gate": (*GROUND, "graph", "judge", "flat", "place", "trial_step"),
+    "gate": (*GROUND, "graph", "judge", "place", "trial_step"),
     "trial_step": (),
     "in_place": (*GROUND, "graph", "judge", "flat", "trial_step"),
     "recurrent_frames": ("program",),

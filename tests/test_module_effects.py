@@ -95,11 +95,11 @@ def decides_by_value(module: Calls, x: torch.Tensor) -> torch.Tensor:
 keeps_what_it_saw.seen = []  # type: ignore[attr-defined]
 EFFECTS = {
     assigns_a_buffer: "assigns",
-    counts_its_calls: "changes the module itself",
-    draws_in_python: "Python's random module",
-    draws_in_numpy: "numpy.random",
-    seeds_itself: "torch's generator",
-    decides_by_value: "cannot trace",
+    counts_its_calls: "assigns self.calls",
+    draws_in_python: "Random.random",
+    draws_in_numpy: "Dynamo cannot capture it",
+    seeds_itself: "manual_seed",
+    decides_by_value: "Data-dependent branching",
 }
 
 

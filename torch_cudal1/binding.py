@@ -6,24 +6,27 @@ and why). Looking up signatures at call time is `module`'s work.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from torch_cudal1 import guard, observe
+from torch_cudal1 import observe
 from torch_cudal1.compiled_ahead import inductor_options, ready
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import CacheMissError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
-from torch_cudal1.flat import Call, Flat, keeping_versions, random_kept, stand_in
+from torch_cudal1.flat import keeping_versions, random_kept
 from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
+from torch_cudal1.graph.module_call import Call, ModuleCall, capture_module_call, tensors_among
 from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
+from torch_cudal1.guard import ModuleGuard, call_state, python_signature
 from torch_cudal1.judge import kept_warm
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.machine import device_of
@@ -31,17 +34,21 @@ from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.ranks import Apart, Told, agreed, choices_from
-from torch_cudal1.records import NOT_EAGERS, Region
+from torch_cudal1.records import NOT_EAGERS, Miss, Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
-from torch_cudal1.trial_step import copy_of, gradients
+from torch_cudal1.trial_step import gradients
 
-__all__ = ["Bound", "Unbound", "bind", "captured", "captured_regions", "weights_of"]
+__all__ = ["Bound", "Unbound", "bind", "captured_call", "captured_regions", "is_known", "make_known", "weights_of"]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`call(args, kwargs)` is right while `guard.holds()`; `choices` say what runs in it."""
+    """`call(args, kwargs)` is right for a call that it `serves`; `choices` say what runs in it.
+
+    `guard` compares the module; `conditions`, given {module, args, kwargs}, what else Dynamo guards (None: nothing); `apart` says
+    whether the call's arguments share no memory with what the call writes to (None: they cannot).
+    """
 
     call: Call
     guard: Any
@@ -49,6 +56,16 @@ class Bound:
     note: str = ""
     weights: frozenset[int] = frozenset()  # identities of the module's tensors that `call` keeps alive
     direct: Direct | None = None  # the same call without AOTAutograd's wrapper, where nothing needs that
+    conditions: Callable[[dict[str, Any]], bool] | None = None
+    apart: Call | None = None
+
+    def serves(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether everything that the call depends on, besides values of tensors, is as it was when it was captured."""
+        return (
+            self.guard.holds()
+            and (self.conditions is None or self.conditions({"module": module, "args": args, "kwargs": kwargs}))
+            and (self.apart is None or self.apart(args, kwargs))
+        )
 
 
 @dataclass(frozen=True)
@@ -56,14 +73,13 @@ class Unbound:
     """The module's own forward runs, and why.
 
     `missed`: nothing is known yet, so a later warm-up may change that. After a change of the module, `guard` is what this was
-    decided for (None: for good) and `earlier` what served the module before.
+    decided for (None: for good).
     """
 
     reason: str
     choices: tuple[Choice, ...] = ()
     missed: bool = False
     guard: Any = None
-    earlier: Bound | None = None
 
 
 @kept_warm()
@@ -75,17 +91,14 @@ def bind(
     progress: Progress | None = None,
 ) -> Bound | Unbound:
     """Bind `module(*args, **kwargs)` in the present grad and autocast mode. Raises CacheMissError under on_miss="error"."""
-    held = guard.bind(module)
-    if isinstance(held, guard.Refusal):
-        return Unbound(held.reason)
     try:
-        flat, traced = captured(module, args, dict(kwargs))
+        captured, traced = captured_call(module, args, kwargs)
         lowered = [_lower(graph, module) for graph in traced.graphs]
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
-    place = place_for(device_of([*flat.tensors, *module.parameters()]), settings)
-    task = _Task(module, flat, traced, lowered, held, place)
+    place = place_for(device_of([*captured.inputs, *module.parameters()]), settings)
+    task = _Task(module, (args, dict(kwargs)), captured, traced, lowered, place)
     regions = [item.region for item in lowered]
     found = agreed(
         [region.key for region in regions],
@@ -94,10 +107,36 @@ def bind(
         follow=lambda told: task.bind(choices_from(told, regions, place), _Settled(told.runs, told.note))[0],
     )
     if not isinstance(found, Apart):
+        make_known(module, args, dict(kwargs), place)
         return found
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {found.reason}")
     return Unbound(found.reason, missed=True)
+
+
+def is_known(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> bool:
+    """Whether the cache has heard of a call like this one, told without capturing it. A hint only: a capture asks for the
+    decision.
+    """
+    place = place_for(device_of([*tensors_among(args, kwargs), *module.parameters()]), settings)
+    return not isinstance(place.cache.get_alias(_call_digest(module, args, kwargs), place.target, place.contract), Miss)
+
+
+def make_known(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> None:
+    """Note that the cache holds a decision for a call like this one, for `is_known` in later processes."""
+    name = _call_digest(module, args, kwargs)
+    if isinstance(place.cache.get_alias(name, place.target, place.contract), Miss):
+        place.cache.put_alias(name, {"decided": True}, place.target, place.contract)
+
+
+def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What kind of module is called with what: classes, forms of weights and arguments, modes. The same in every process."""
+    parts = [f"{name} {type(part).__module__}.{type(part).__qualname__} {part.training}" for name, part in module.named_modules()]
+    weights = [
+        f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}" for tensor in (*module.parameters(), *module.buffers())
+    ]
+    described = repr((parts, weights, python_signature(args, kwargs, opaque=True), call_state("cpu"), call_state("cuda")))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -105,16 +144,16 @@ class _Task:
     """One captured call, to be decided and bound."""
 
     module: torch.nn.Module
-    flat: Flat
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    captured: ModuleCall
     traced: Traced
     lowered: Sequence[Lowered]
-    held: guard.ModuleGuard
     place: Place
 
     def decide(self, progress: Progress | None) -> tuple[Bound | Unbound, Told | Apart]:
         """What this process makes of the call, and what it tells other ranks."""
         choices = tuple(
-            choose(item.region, self.place, examples=_examples(item, graph, self.flat, self.module), progress=progress)
+            choose(item.region, self.place, examples=_examples(item, graph, self.captured), progress=progress)
             for item, graph in zip(self.lowered, self.traced.graphs, strict=True)
         )
         entries = tuple(choice.entry for choice in choices if choice.entry is not None)
@@ -126,13 +165,13 @@ class _Task:
 
     def bind(self, choices: tuple[Choice, ...], settled: _Settled | None) -> tuple[Bound | Unbound, _Settled]:
         """Build what `settled` says (None: what the cache remembers, else what is measured now)."""
-        flat, traced, place = self.flat, self.traced, self.place
+        captured, traced, place = self.captured, self.traced, self.place
 
         def fill() -> tuple[Callable[..., Any], Direct | None]:
             built = _fill(traced, self.lowered, choices, place)
-            return traced.call, _direct(traced, self.lowered, built, flat)
+            return traced.call, _direct(traced, self.lowered, built, captured)
 
-        builders = _contenders(self.module, flat, choices, fill, self.held)
+        builders = _contenders(self.module, captured, choices, fill)
         nothing = _Settled("eager", "eager is the fastest baseline and nothing beat it")
         settled = settled or _settled(builders, choices, place)
         # outside a search nobody waits for torch.compile where it is one baseline among others
@@ -140,15 +179,14 @@ class _Task:
         if settled is None and not asked:
             settled = nothing
         if settled is None:
-            written = {name for graph in traced.graphs for name in graph.writes}
-            trial = _Trial(self.module, flat, written, len(traced.graphs) > 1)
+            trial = _Trial(self.module, self.example, captured, _written(traced), len(traced.graphs) > 1)
             settled = _end_to_end(trial, {name: builders[name]() for name in asked}, choices, place)
         if settled.winner == "eager":
             return Unbound(settled.note, choices), settled
         call = settled.call or builders[settled.winner]()
-        flat.release()
         direct, call = (call.direct, call.call) if isinstance(call, _Served) else (None, call)
-        return Bound(call, self.held, choices, settled.note, weights_of(self.module), direct), settled
+        weights, apart = weights_of(self.module), captured.apart(_written(traced))
+        return Bound(call, captured.guard, choices, settled.note, weights, direct, captured.conditions, apart), settled
 
 
 def weights_of(module: torch.nn.Module) -> frozenset[int]:
@@ -159,44 +197,32 @@ def weights_of(module: torch.nn.Module) -> frozenset[int]:
 
 def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
     """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
-    return tuple(_lower(graph, module).region for graph in captured(module, args, dict(kwargs or {}))[1].graphs)
+    return tuple(_lower(graph, module).region for graph in captured_call(module, args, kwargs or {})[1].graphs)
 
 
-def captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Flat, Traced]:
-    """The call in flat form, and its graphs. Raises NotLowerableError for a call that a graph cannot repeat."""
-    copied = stand_in(module)
-    held = guard.bind(copied)
-    if isinstance(held, guard.Refusal):
-        raise NotLowerableError(held.reason)
-    flat = Flat(copied, args, kwargs)
-    if flat.problem:
-        raise NotLowerableError(flat.problem)
-    traced = trace(flat, flat.tensors)
-    flat.put_back()
-    if not held.holds():
-        raise NotLowerableError(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
-    return flat, traced
+def captured_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ModuleCall, Traced]:
+    """The call, and its ATen graphs. Raises NotLowerableError, also for what a measurement of the call could not undo."""
+    captured = capture_module_call(module, args, kwargs)
+    traced = trace(captured.graph, captured.inputs)
+    if traced.replaces_memory:
+        raise NotLowerableError("its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat")
+    return captured, traced
+
+
+def _written(traced: Traced) -> frozenset[int]:
+    """The placeholders of Dynamo's graph that a call writes to."""
+    return frozenset(origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int))
 
 
 def _lower(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
     return lower(graph.module, static=graph.static, kind=graph.kind, name=f"{type(module).__name__}.{graph.kind}")
 
 
-def _examples(item: Lowered, graph: CapturedGraph, flat: Flat, module: torch.nn.Module) -> list[torch.Tensor] | None:
+def _examples(item: Lowered, graph: CapturedGraph, captured: ModuleCall) -> list[torch.Tensor] | None:
     """The user's real tensors in the region's order; None for a backward graph, whose inputs exist only inside a step."""
-    named = _named(flat)
-    found: list[torch.Tensor] = []
-    for position in item.order:
-        origin = graph.origins[position]
-        tensor = flat.tensors[origin] if isinstance(origin, int) else named.get(str(origin))
-        if tensor is None:
-            return None
-        found.append(tensor.detach())
-    return found
-
-
-def _named(flat: Flat) -> dict[str, torch.Tensor]:
-    return dict([*flat.named_parameters(remove_duplicate=False), *flat.named_buffers(remove_duplicate=False)])
+    origins = [graph.origins[position] for position in item.order]
+    numbers = [origin for origin in origins if isinstance(origin, int)]
+    return [captured.inputs[number].detach() for number in numbers] if len(numbers) == len(origins) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +231,8 @@ class _Served:
 
     call: Call
     direct: Direct | None
-    guard: guard.ModuleGuard
+    guard: ModuleGuard
+    module: torch.nn.Module
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.call(args, kwargs)
@@ -215,7 +242,7 @@ class _Served:
         table = entry(cuda=place.device.type == "cuda")
         if table is None or self.direct is None:
             return self.call
-        self.direct.into(table, self, self.guard, args, kwargs)
+        self.direct.into(table, self, self.guard, self.module, args, kwargs)
         return through(table, self.call)
 
 
@@ -232,22 +259,22 @@ def _fill(traced: Traced, lowered: Sequence[Lowered], choices: Sequence[Choice],
     return built
 
 
-def _direct(traced: Traced, lowered: Sequence[Lowered], built: Sequence[Swapped], flat: Flat) -> Direct | None:
-    """The short way to the one graph, if nothing of AOTAutograd's wrapper is needed around it."""
-    if not traced.direct:
+def _direct(traced: Traced, lowered: Sequence[Lowered], built: Sequence[Swapped], captured: ModuleCall) -> Direct | None:
+    """The short way to the one graph, if nothing of AOTAutograd's wrapper or of Dynamo's bytecode is needed around it."""
+    if not traced.direct or captured.sources is None or captured.outputs is None or captured.outputs.uses_arguments:
         return None
-    (item,), (graph,), (swapped,), named = lowered, traced.graphs, built, _named(flat)
+    (item,), (graph,), (swapped,) = lowered, traced.graphs, built
     origins = [graph.origins[position] for position in item.order]
-    sources = tuple(origin if isinstance(origin, int) else named[str(origin)] for origin in origins)
-    return Direct(lambda: swapped.direct, sources, flat.finisher())
+    sources = tuple(captured.sources[origin] for origin in origins if isinstance(origin, int))
+    assert len(sources) == len(origins)  # `traced.direct` says so
+    return Direct(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
 
 
 def _contenders(
     module: torch.nn.Module,
-    flat: Flat,
+    captured: ModuleCall,
     choices: tuple[Choice, ...],
     fill: Callable[[], tuple[Callable[..., Any], Direct | None]],
-    held: guard.ModuleGuard,
 ) -> dict[str, Callable[[], Call]]:
     """Builders of what may run instead of the module's own forward: the choices graph by graph, and torch.compile where that is
     not known to be slower.
@@ -262,10 +289,10 @@ def _contenders(
 
     def graph_by_graph() -> Call:
         whole, direct = fill()
-        return _Served(twice(keeping_versions(flat.caller(whole), module)), direct, held)
+        return _Served(twice(keeping_versions(captured.around(whole), module)), direct, captured.guard, module)
 
     def twice(call: Call) -> Call:
-        return differentiable_twice(call, module, held) if training and not random else call
+        return differentiable_twice(call, module, captured.guard) if training and not random else call
 
     found = {COMPILE: whole_step} if training or _may_lose_to_compile(choices[0]) else {}
     if any(choice.swapped for choice in choices) or not (training or choices[0].candidate.schedule == "eager"):
@@ -296,30 +323,30 @@ class _Settled:
 
 @dataclass(frozen=True)
 class _Trial:
-    """The example call of the end-to-end measurement, and what it writes: names of parameters and buffers, numbers of inputs."""
+    """The example call of the end-to-end measurement, and the graph inputs that it writes to."""
 
     module: torch.nn.Module
-    flat: Flat
-    written: set[str | int]
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    captured: ModuleCall
+    written: frozenset[int]
     training: bool
 
     @contextmanager
     def arguments(self, device: torch.device) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The user's arguments (copies of those that the call writes); afterwards state and random generators are as before.
+        """The user's arguments; afterwards every tensor that the call writes to and the random generators are as before.
 
-        Only what is written is put back: writing anything else would count as a change to a graph that waits for its backward.
+        Only what is written is put back, with the version it had: anything else would count as a change to a graph that waits for
+        its backward.
         """
-        tensors = [copy_of(t) if number in self.written else t for number, t in enumerate(self.flat.tensors)]
-        state = {
-            **dict(self.flat.named_parameters(remove_duplicate=False)),
-            **dict(self.flat.named_buffers(remove_duplicate=False)),
-        }
-        before = [(state[name], state[name].detach().clone()) for name in self.written if isinstance(name, str)]
-        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"), random_kept():
-            yield self.flat.arguments(tensors)
-        with torch.no_grad():
-            for tensor, value in before:
-                tensor.copy_(value)
+        tensors = [self.captured.inputs[number] for number in sorted(self.written)]
+        before = [tensor.detach().clone() for tensor in tensors]
+        try:
+            with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"), random_kept():
+                yield self.example
+        finally:
+            with torch.no_grad(), _unsafe_preserve_version_counter(tuple(tensors)):
+                for tensor, value in zip(tensors, before, strict=True):
+                    tensor.copy_(value)
 
     def against_own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> PairedSummary:
         """Paired times of the module's own forward and `call`; with their backward where gradients are wanted."""
@@ -338,8 +365,7 @@ class _Trial:
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         if not self.training:
             return lambda: call(*args, **kwargs)
-        leaves = (*self.flat.parameters(), *pytree.tree_leaves((args, kwargs)))
-        wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        wanted = [leaf for leaf in self.captured.inputs if leaf.requires_grad]
 
         return lambda: gradients(call(*args, **kwargs), wanted)
 

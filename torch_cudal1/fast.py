@@ -30,7 +30,9 @@ class Entry(Protocol):
         """The module's result, or `miss()`."""
 
     def add(self, *binding: Any) -> bool:
-        """(owner, args, kwargs, guard, sources, runner, finish): serve such calls from now on, in the present state of switches."""
+        """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from now on, in the present state of
+        switches. `conditions` is None, or a check that is given {module, args, kwargs} at each call, with that module.
+        """
 
     def clear(self) -> None:
         """Forget every binding."""
@@ -44,18 +46,25 @@ class Direct:
     """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's, in fresh memory.
 
     `sources` are the runner's inputs: the number of a tensor among the user's arguments, or a tensor of the module. `runner()` is
-    the callable, None while it must not run. `finish` gives the outputs their form; None if the module returns one tensor.
+    the callable, None while it must not run. `finish` gives the outputs their form; None if the module returns the first of
+    them as it is. `conditions` is what Dynamo checks at each call (None: nothing).
     """
 
     runner: Callable[[], Callable[[Sequence[torch.Tensor]], Any] | None]
     sources: tuple[int | torch.Tensor, ...]
     finish: Callable[[Sequence[torch.Tensor]], Any] | None
+    conditions: Callable[[dict[str, Any]], bool] | None = None
 
-    def into(self, table: Entry, owner: object, guard: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Let `table` serve calls like this one while `guard` holds. Without effect if it does already, or nothing may run."""
+    def into(
+        self, table: Entry, owner: object, guard: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Let `table` serve calls of `module` like this one while `guard` and the conditions hold. Without effect if it does
+        already, or nothing may run.
+        """
         runner = self.runner()
         if runner is not None and guard.native is not None:
-            table.add(owner, args, dict(kwargs), guard.native, self.sources, runner, self.finish)
+            conditions = None if self.conditions is None else (self.conditions, module)
+            table.add(owner, args, dict(kwargs), guard.native, self.sources, runner, self.finish, conditions)
 
 
 def entry(*, cuda: bool) -> Entry | None:

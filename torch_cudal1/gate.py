@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_cudal1 import observe
-from torch_cudal1.flat import Call
+from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.judge.gpu_lock import exclusive
 from torch_cudal1.judge.measure import sample_pairs

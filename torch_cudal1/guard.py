@@ -21,9 +21,9 @@ from torch.utils._device import DeviceContext
 
 from torch_cudal1 import native
 from torch_cudal1.watch import watch
-from torch_cudal1.watched import FACTS, IGNORED, Refusal, Table, TensorFacts, Watched, tensor_facts
+from torch_cudal1.watched import ABSENT, FACTS, IGNORED, Code, Lookup, Refusal, Table, TensorFacts, Watched, tensor_facts
 
-__all__ = ["ModuleGuard", "Refusal", "bind", "call_state", "signature", "tracing_reason"]
+__all__ = ["ModuleGuard", "Refusal", "bind", "call_state", "opaque_signature", "python_signature", "signature", "tracing_reason"]
 
 Implementation: TypeAlias = Literal["python", "native"]
 _C: Any = torch._C
@@ -37,11 +37,12 @@ class ModuleGuard:
     """
 
     __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
+    implementation: Implementation
 
-    def __init__(self, watched: Watched, implementation: Implementation) -> None:
-        extension = native.extension() if implementation == "native" else None
+    def __init__(self, watched: Watched, implementation: Implementation | None = None) -> None:
+        self.implementation = implementation or ("native" if native.status()[0] else "python")
+        extension = native.extension() if self.implementation == "native" else None
         self._watched = watched
-        self.implementation = implementation
         self.native: Any = None if extension is None else extension.Guard(*_plain(watched))  # what C++ code may ask itself
         self.holds: Callable[[], bool] = _Python(watched).holds if self.native is None else self.native.holds
 
@@ -55,10 +56,9 @@ def bind(module: nn.Module, *, implementation: Implementation | None = None) -> 
     watched = watch(module)
     if isinstance(watched, Refusal):
         return watched
-    chosen = implementation or ("native" if native.status()[0] else "python")
-    if chosen == "native" and native.extension() is None:
+    if implementation == "native" and native.extension() is None:
         return Refusal(f"the C++ guard was asked for, and is absent: {native.status()[1]}")
-    return ModuleGuard(watched, chosen)
+    return ModuleGuard(watched, implementation)
 
 
 # --- the module
@@ -80,14 +80,22 @@ class _Python:
             and all(map(_same_table, w.tables))
             and all(len(r.thing) == len(r.items) and all(map(is_, r.thing, r.items)) for r in w.items)
             and all(r.thing == r.content for r in w.raws)
-            and all(r.table.get(r.key, _absent) is r.value for r in w.lookups)
-            and all(r.function.__code__ is r.code for r in w.codes)
+            and all(map(_same_lookup, w.lookups))
+            and all(map(_same_code, w.codes))
             and all(_content(r.cell) is r.value for r in w.cells)
             and all(map(_same_tensor, w.tensors))
         )
 
 
-_absent = object()
+def _same_lookup(record: Lookup) -> bool:
+    table: Any = vars(record.table) if isinstance(record.table, type) else record.table
+    return table.get(record.key, ABSENT) is record.value
+
+
+def _same_code(record: Code) -> bool:
+    function = record.function
+    same_defaults = function.__defaults__ is record.defaults and function.__kwdefaults__ is record.kwdefaults
+    return function.__code__ is record.code and same_defaults
 
 
 def _same_table(record: Table) -> bool:
@@ -105,7 +113,7 @@ def _content(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # emptied by `del`
-        return _absent
+        return ABSENT
 
 
 def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
@@ -117,8 +125,8 @@ def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
         tuple((r.thing, r.items) for r in watched.items),
         tuple((r.thing, r.content) for r in watched.raws),
         tuple(r.hooks for r in watched.empties),
-        tuple((r.table, r.key, r.value) for r in watched.lookups),
-        tuple((r.function, r.code) for r in watched.codes),
+        tuple((r.table, r.key, r.value, r.value is ABSENT) for r in watched.lookups),
+        tuple((r.function, r.code, r.defaults, r.kwdefaults) for r in watched.codes),
         tuple((r.cell, r.value) for r in watched.cells),
         tuple(r.tensor for r in watched.tensors),
     )
@@ -142,8 +150,10 @@ def _differences(w: Watched) -> Iterator[str]:
         if len(items.thing) != len(items.items) or not all(map(is_, items.thing, items.items)):
             yield f"{items.where}: content changed"
     yield from (f"{raw.where}: content changed" for raw in w.raws if raw.thing != raw.content)
-    yield from (f"{name.where} changed" for name in w.lookups if name.table.get(name.key, _absent) is not name.value)
-    yield from (f"{code.where}: code changed" for code in w.codes if code.function.__code__ is not code.code)
+    yield from (f"{name.where} changed" for name in w.lookups if not _same_lookup(name))
+    for code in w.codes:
+        if not _same_code(code):
+            yield f"{code.where}: {'code' if code.function.__code__ is not code.code else 'default arguments'} changed"
     yield from (f"{cell.where} changed" for cell in w.cells if _content(cell.cell) is not cell.value)
     for tensor in w.tensors:
         if not _same_tensor(tensor):
@@ -233,21 +243,28 @@ _MAX_DEPTH = 16
 _BITS = struct.Struct("<d")  # of a float: -0.0 is not 0.0, and a NaN equals itself
 
 
-def python_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
-    """The plain Python `signature`."""
+def python_signature(args: tuple[object, ...], kwargs: dict[str, object], *, opaque: bool = False) -> Hashable | None:
+    """The plain Python `signature`. `opaque`: an object that it does not know is described by its class alone."""
     spans: list[tuple[int, int]] = []
     try:
-        described = tuple([_describe(value, spans, 0) for value in args]), _describe(kwargs, spans, 0)
+        described = tuple([_describe(value, spans, 0, opaque) for value in args]), _describe(kwargs, spans, 0, opaque)
     except _NotServableError:
         return None
     return (*described, _overlaps(spans)) if len(spans) > 1 else described
+
+
+def opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
+    """`signature` for calls with objects among the arguments (a cache, a config): two calls of one description may differ in what
+    such an object holds, which Dynamo's guards look at. None where a tensor cannot be served.
+    """
+    return python_signature(args, kwargs, opaque=True)
 
 
 class _NotServableError(Exception):
     """Ends a description; becomes None."""
 
 
-def _describe(value: Any, spans: list[tuple[int, int]], depth: int) -> tuple[object, ...]:
+def _describe(value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool = False) -> tuple[object, ...]:
     kind = type(value)
     if kind is torch.Tensor or kind is nn.Parameter:
         return _describe_tensor(value, spans)
@@ -259,9 +276,11 @@ def _describe(value: Any, spans: list[tuple[int, int]], depth: int) -> tuple[obj
         return (kind, _BITS.pack(value))
     if depth < _MAX_DEPTH:
         if kind is tuple or kind is list or kind is torch.Size:
-            return (kind, *[_describe(item, spans, depth + 1) for item in value])
+            return (kind, *[_describe(item, spans, depth + 1, opaque) for item in value])
         if kind is dict and all(type(key) is str for key in value):
-            return (kind, tuple(value), *[_describe(item, spans, depth + 1) for item in value.values()])
+            return (kind, tuple(value), *[_describe(item, spans, depth + 1, opaque) for item in value.values()])
+    if opaque and not isinstance(value, torch.Tensor):
+        return (kind,)
     raise _NotServableError
 
 

@@ -6,7 +6,9 @@ dispatcher that runs the module's own forward whenever anything differs from wha
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
 from torch_cudal1 import fast, guard, observe, recording
-from torch_cudal1.binding import Bound, Unbound, bind, weights_of
+from torch_cudal1.binding import Bound, Unbound, bind, is_known, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
 from torch_cudal1.graph.swap import on_withdrawal
@@ -34,6 +36,9 @@ _MAX_SIGNATURES = 64  # beyond this a caller feeds ever new shapes; remembering 
 # Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each call 3 us for nothing.
 _left_alone: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
 _MAX_REBINDS = 16  # a module that changes for ever is cheaper to run as it is
+_MAX_EARLIER = 8  # as many as Dynamo keeps of one frame
+_PATIENCE, _LOOK_UP_S = 10.0, 0.5  # a look-up may cost a tenth of what a signature's calls took; what one takes, until it is known
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__  # the function that looks at the slot we sit in
 
 
 def accelerate(
@@ -95,11 +100,24 @@ def explain(module: torch.nn.Module) -> Explanation:
 
 @dataclass
 class _Change:
-    """The module is not as it was bound: for how many calls, what it is now (None: not looked at), how often it was re-bound."""
+    """Something is not as it was bound: for how many calls, what the module is now (None: not looked at), how often it was
+    re-bound.
+    """
 
     calls: int = 0
     now: ModuleGuard | None = None
     rebound: int = 0
+
+
+@dataclass
+class _Met:
+    """A signature without a binding: the calls of it, the seconds that they took, and whether the cache knows it (None: not
+    asked).
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    known: bool | None = None
 
 
 class Dispatcher:
@@ -113,7 +131,9 @@ class Dispatcher:
         self._module, self._settings = module, settings
         self.replaced: Any = module._compiled_call_impl
         self._device_types: tuple[str, ...] = ("cpu",)
-        self._met: set[Any] = set()
+        self._met: dict[Any, _Met] = {}
+        self._earlier: dict[Any, list[Bound]] = {}  # what served a signature before, and may again
+        self._look_up_s = _LOOK_UP_S
         self._changes: dict[Any, _Change] = {}
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
@@ -135,13 +155,18 @@ class Dispatcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result, from what is bound for these arguments or from its own forward."""
-        if self._table is not None and not is_compiling():
+        if is_compiling():
+            return self._own(args, kwargs)
+        caller = _calling_module()
+        if caller is not None and caller is not self._module:  # a replica or twin, which was given this module's `__dict__`
+            return caller._call_impl(*args, **kwargs)
+        if self._table is not None:
             result = self._table(args, kwargs)
             if result is not self._miss:
                 return result
         if is_disabled() or guard.tracing_reason():
             return self._own(args, kwargs)
-        signature = guard.signature(args, kwargs)
+        signature = _signature(args, kwargs)
         if signature is None:
             observe.count("not_servable_calls")
             return self._own(args, kwargs)
@@ -149,24 +174,35 @@ class Dispatcher:
         bound = self.bindings.get(key)
         if recording.is_on():
             self._tally.note(key, bound, args, kwargs)
-        if isinstance(bound, Bound) and bound.guard.holds():
-            result = bound.call(args, kwargs)
-            if self._table is not None and bound.direct is not None:
-                bound.direct.into(self._table, bound, bound.guard, args, kwargs)
+        if (serving := self._serving(key, bound, args, kwargs)) is not None:
+            result = serving.call(args, kwargs)
+            if self._table is not None and serving.direct is not None:
+                serving.direct.into(self._table, serving, serving.guard, self._module, args, kwargs)
             return result
         if not isinstance(bound, Unbound) or bound.guard is not None:
-            bound = self._decide(signature, args, kwargs)
+            bound = self._decide(key, args, kwargs)
             if isinstance(bound, Bound):
                 return bound.call(args, kwargs)
         if bound.missed:
             observe.count("misses")
-        return self._own(args, kwargs)
+        met = self._met.get(key)
+        return self._own(args, kwargs) if met is None else self._own_timed(met, args, kwargs)
+
+    def _serving(self, key: Any, bound: Bound | Unbound | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | None:
+        """The binding under which this call may run: the latest of its signature, or one that served before."""
+        if isinstance(bound, Bound) and bound.serves(self._module, args, kwargs):
+            return bound
+        for earlier in self._earlier.get(key, ()):
+            if earlier.serves(self._module, args, kwargs):
+                return earlier
+        return None
 
     def without(self, candidate: str, reason: str) -> None:
         """The candidate of that digest runs no more: what was bound with it goes back to the module's own forward."""
         for key, bound in list(self.bindings.items()):
-            if isinstance(bound, Bound) and any(choice.candidate.digest == candidate for choice in bound.choices):
+            if isinstance(bound, Bound) and _runs(bound, candidate):
                 self.bindings[key] = Unbound(reason, tuple(withdrawn(choice, reason) for choice in bound.choices))
+        self._earlier = {key: [one for one in bounds if not _runs(one, candidate)] for key, bounds in self._earlier.items()}
         self.begin_counting()
 
     def begin_counting(self) -> None:
@@ -190,6 +226,12 @@ class Dispatcher:
     def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return (self.replaced or self._module._call_impl)(*args, **kwargs)
 
+    def _own_timed(self, met: _Met, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begin = time.perf_counter()
+        result = self._own(args, kwargs)
+        met.seconds += time.perf_counter() - begin
+        return result
+
     def _key(self, signature: Any) -> tuple[Any, ...]:
         return (signature, *map(guard.call_state, self._device_types))
 
@@ -204,56 +246,74 @@ class Dispatcher:
             self._table = fast.entry(cuda="cuda" in types)
             self.bindings.clear()
             self._met.clear()
+            self._earlier.clear()
             self._changes.clear()
 
-    def _decide(self, signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
+    def _decide(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """What to do with a call that no binding serves as it is. Never a search: this is inside a user's call."""
         if _saving_is_watched():  # activation checkpointing runs a forward twice and expects the same saved tensors: change nothing
             return Unbound("saved tensors are packed by hooks", missed=True)
         if not self._binding.acquire(blocking=False):
             return Unbound("another thread is binding", missed=True)
         try:
-            key = self._key(signature)
             known = self.bindings.get(key)
             if known is None:
                 return self._first_met(key, args, kwargs)
-            if known.guard is None or known.guard.holds():
+            if isinstance(known, Unbound) and (known.guard is None or known.guard.holds()):
                 return known
-            if isinstance(known, Unbound) and known.earlier is not None and known.earlier.guard.holds():
-                self.bindings[key] = known.earlier
-                return known.earlier
             return self._changed(key, known, args, kwargs)
         finally:
             self._binding.release()
 
     def _first_met(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """A signature without a binding. Met for the first time it gets the baseline at once; met again, it is worth a look-up."""
-        if key not in self._met and self._settings.on_miss != "error":
+        """A signature without a binding. A look-up captures the call, which takes longer than many calls of it: it is paid for
+        where the cache has heard of the signature and it comes again, or where its own calls have taken several times as long.
+        """
+        met = self._met.get(key)
+        if self._settings.on_miss == "error":
+            return self._look_up(args, kwargs)
+        if met is None:
             if len(self._met) < _MAX_SIGNATURES:
-                self._met.add(key)
+                self._met[key] = _Met(1)
             return Unbound("not seen before", missed=True)
-        return self._look_up(args, kwargs)
+        met.calls += 1
+        if met.known is None:
+            met.known = is_known(self._module, args, kwargs, self._settings)
+        if met.known or met.seconds > _PATIENCE * self._look_up_s:
+            begin = time.perf_counter()
+            bound = self._look_up(args, kwargs)
+            self._look_up_s = time.perf_counter() - begin
+            return bound
+        return Unbound("the cache does not know it", missed=True)
 
     def _changed(self, key: Any, old: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
-        """The module is not what `old` was decided for.
+        """The module, or something else that the call depends on, is not what `old` was decided for.
 
         A change that lasts is bound; one that does not (`functional_call`, a passing hook) costs a few calls of the module's own
-        forward, and the old binding serves again as soon as it holds.
+        forward, and an earlier binding serves again as soon as it holds.
         """
         change = self._changes.setdefault(key, _Change())
         change.calls += 1
+        if change.now is None or not change.now.holds():
+            if change.calls & (change.calls - 1) == 0:  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
+                found = guard.bind(self._module)
+                change.now = found if isinstance(found, ModuleGuard) else None
+            return Unbound("something changed since it was bound", missed=True)
+        why = old.guard.why()
+        believed = 2 if why else 2 << change.rebound  # calls: what is outside the module may be another thing at each of them
+        if change.calls < believed or change.rebound >= _MAX_REBINDS:
+            return Unbound("something changed since it was bound", missed=True)
         now, change.now = change.now, None
-        if now is not None and now.holds() and change.rebound < _MAX_REBINDS:
-            observe.record("swap", "rebound", why=old.guard.why())
-            change.calls, change.rebound = 0, change.rebound + 1
-            bound = self._look_up(args, kwargs)
-            if isinstance(bound, Unbound):  # not for good: the module may change again, or back
-                bound = self.bindings[key] = replace(bound, guard=now, earlier=_still_of(self._module, old))
-            return bound
-        if change.calls & (change.calls - 1) == 0:  # calls 1, 2, 4, 8, ...: walking a large module takes milliseconds
-            found = guard.bind(self._module)
-            change.now = found if isinstance(found, ModuleGuard) else None
-        return Unbound("the module changed since it was bound", missed=True)
+        observe.record("swap", "rebound", why=why or "what Dynamo guards differs")
+        change.calls, change.rebound = 0, change.rebound + 1
+        if isinstance(old, Bound) and old.weights == weights_of(self._module):  # else it would keep replaced weights alive
+            self._earlier[key] = [old, *self._earlier.get(key, [])[: _MAX_EARLIER - 1]]
+        else:
+            self._earlier.pop(key, None)
+        bound = self._look_up(args, kwargs)
+        if isinstance(bound, Unbound):  # not for good: the module may change again, or back
+            bound = self.bindings[key] = replace(bound, guard=now)
+        return bound
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """Bind what the cache knows."""
@@ -265,13 +325,13 @@ class Dispatcher:
     ) -> Bound | Unbound:
         self._know_devices(args, kwargs)
         self.begin_counting()  # what is bound may be replaced now, and must not live on in the table
-        key = self._key(guard.signature(args, kwargs))
+        key = self._key(_signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
         return bound
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None) -> Bound | Unbound:
-        if guard.signature(args, kwargs) is None:
-            return Unbound("an argument is neither a plain tensor nor a plain value")
+        if _signature(args, kwargs) is None:
+            return Unbound("an argument is a tensor that is not plain: sparse, quantised, nested or a subclass")
         try:
             return bind(self._module, args, kwargs, settings, progress)
         except CacheMissError:
@@ -281,10 +341,20 @@ class Dispatcher:
             return Unbound(f"{type(error).__name__}: {error}")
 
 
-def _still_of(module: torch.nn.Module, old: Bound | Unbound) -> Bound | None:
-    """The binding that may serve again when the module changes back; None if that would keep replaced weights alive."""
-    bound = old if isinstance(old, Bound) else old.earlier
-    return bound if bound is not None and bound.weights == weights_of(module) else None
+def _runs(bound: Bound, candidate: str) -> bool:
+    return any(choice.candidate.digest == candidate for choice in bound.choices)
+
+
+def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The signature of a call; of one with objects among its arguments the coarser one, under which Dynamo's guards decide."""
+    signature = guard.signature(args, kwargs)
+    return signature if signature is not None else guard.opaque_signature(args, kwargs)
+
+
+def _calling_module() -> torch.nn.Module | None:
+    """The module whose call brought us here; None where it was not `nn.Module.__call__` that did."""
+    frame = sys._getframe(2)
+    return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None
 
 
 def _saving_is_watched() -> bool:

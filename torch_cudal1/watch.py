@@ -269,7 +269,7 @@ class _Walk:
         if function is None or not self._new(function, cls):
             return
         if self._new(function, "code"):
-            self.codes.append(Code(where, function, function.__code__))
+            self.codes.append(Code.of(where, function))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 self._cell(f"{where}, closure variable {name}", cell, cls)
         names = set(_names(function.__code__))

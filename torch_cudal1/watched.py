@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "ABSENT",
     "FACTS",
     "IGNORED",
     "Cell",
@@ -98,23 +99,37 @@ class Empty:
     hooks: Mapping[Any, Any]
 
 
+class _Absent:
+    """What a `Lookup` finds where there is nothing."""
+
+
+ABSENT = _Absent()
+
+
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A global name that `forward` uses."""
+    """A name that a call looks up: in a dict, or in the body of a class. `value` is ABSENT where there was none."""
 
     where: str
-    table: dict[str, Any]
-    key: str
+    table: dict[Any, Any] | type
+    key: Any
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The code of a function: reloading tools replace it inside the function."""
+    """A function, whose code reloading tools replace, and its default arguments."""
 
     where: str
     function: types.FunctionType
     code: types.CodeType
+    defaults: tuple[object, ...] | None
+    kwdefaults: dict[str, object] | None
+
+    @classmethod
+    def of(cls, where: str, function: types.FunctionType) -> Code:
+        """The record of a function as it is now."""
+        return cls(where, function, function.__code__, function.__defaults__, function.__kwdefaults__)
 
 
 @dataclass(frozen=True, slots=True)

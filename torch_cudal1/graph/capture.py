@@ -101,6 +101,12 @@ class Traced:
         return alone and not _shared_outputs(graph.module)
 
     @property
+    def replaces_memory(self) -> bool:
+        """Whether `call` gives an input other memory, or another shape of what it has."""
+        notes = self._context.fw_metadata
+        return notes is None or any(info.mutates_metadata or info.mutates_storage_metadata for info in notes.input_info)
+
+    @property
     def written(self) -> frozenset[int] | None:
         """Positions of the inputs that `call` writes to; None where it may do more than that: by an operator that is not
         PyTorch's own, a graph inside the graph, or a tensor that is no input.

@@ -96,7 +96,7 @@ def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
             subject, examples = read_reference(child, text, job.device)
         except SandboxError as error:
             raise ReferenceFailure(error.stage, error.found) from error
-        found = _asked(child, text, subject.form, examples)
+        found = _asked(child, text, subject.form, examples, reference=True)
     if isinstance(found, NotLowerable):
         return NotLowerable(f"the reference: {found.reason}")
     said = {step.target for step in _aten(found.program)} - ALSO_IN_REFERENCES
@@ -109,7 +109,7 @@ def reference_of(text: str, job: PairJob) -> Reference | NotLowerable:
 def lowered(text: str, entry: str, reference: Reference, job: PairJob) -> Program | NotLowerable:
     """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no child can be had here."""
     with _child(job) as child:
-        found = _asked(child, text, replace(reference.form, entry=entry), reference.examples)
+        found = _asked(child, text, replace(reference.form, entry=entry), reference.examples, reference=False)
     if isinstance(found, NotLowerable):
         built = next((one for one in findings(text) if one.rule == "extension"), None)
         hint = f"it builds an extension of its own ({built.what}, line {built.line}): " if built else ""
@@ -155,11 +155,12 @@ def _child(job: PairJob) -> Child:
     return Child(limits_for(job.settings, job.device, trust="foreign"), job.contract, worker=WORKER)
 
 
-def _asked(child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tensor]) -> _Answer | NotLowerable:
+def _asked(child: Child, text: str, form: CallForm, tensors: Sequence[torch.Tensor], *, reference: bool) -> _Answer | NotLowerable:
     given, path = child.new_file(), child.new_file()
     layout = save_tensors(tensors, given)
     try:
-        answer = child.call("lower", text=text, form=form.to_json(), layout=layout, given=str(given), path=str(path))
+        what: dict[str, Any] = {"text": text, "form": form.to_json(), "reference": reference}
+        answer = child.call("lower", **what, layout=layout, given=str(given), path=str(path))
         return _read(answer, path)
     except CandidateFailure as error:
         return NotLowerable(f"tracing it ended with: {error.found} ({error.detector})")

@@ -1,7 +1,8 @@
 """The child's side of lowering: a source's module, traced at given tensors, as a Program of ATen calls and kernel launches.
 
-The trace is the package's own capture, so that a reference's Program is the very region that `accelerate` will look up. It runs
-somebody's Python and is imported where that may happen, in a child of the judge.
+A reference is captured as everybody's modules are, so that its Program is the very region that `accelerate` will look up. A
+candidate launches kernels, which Dynamo would keep as calls of its own: it is run once on fake tensors instead. That runs
+somebody's Python, and is imported where that may happen, in a child of the judge.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from torch_cudal1.binding import captured
+from torch_cudal1 import guard
+from torch_cudal1.binding import captured_call
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.graph.capture import Traced
-from torch_cudal1.graph.lower import lower
+from torch_cudal1.flat import Flat, stand_in
+from torch_cudal1.graph.capture import Traced, trace
+from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, unpack
 from torch_cudal1.program.model import Program
 from torch_cudal1.published import launches, tidy
 
-__all__ = ["TracedSource", "traced"]
+__all__ = ["TracedSource", "captured_reference", "traced"]
 
 _WRAPPED = "inner."  # the capture traces a module around the user's
 
@@ -57,36 +60,77 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
 
     Raises NotLowerableError for what has no data form.
     """
-    count = len(form.names)
-    module = ModuleRunner(source, form, Way(), device).fresh()
-    module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
-    given = unpack(form.call, tensors[count:])
+    module, given = _constructed(source, form, tensors, device)
     with torch.no_grad(), launches.traceable(launches.sm_of(device)):
-        _, found = _captured(module, given)
-        (graph,) = found.graphs
+        (graph,) = _run_once(module, given).graphs
         tidy.without_copies(graph.module)
         lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}", kernels=True)
     origins = [graph.origins[position] for position in lowered.order]
     if None in origins:
         raise NotLowerableError("an input of its graph is neither an argument nor a parameter or buffer")
-    return TracedSource(
-        lowered.region.program,
-        tuple(_source(origin) for origin in origins),
-        lowered.region.roles,
-        _same(module),
-        tuple(_source(origin) for origin in graph.writes),
-        lowered.region.name,
-    )
+    return _as_source(module, lowered, [_source(origin) for origin in origins], [_source(origin) for origin in graph.writes])
 
 
-def _captured(module: torch.nn.Module, given: Mapping[str, Any]) -> tuple[Any, Traced]:
-    """As everybody's capture, with words for what published sources often do."""
+def captured_reference(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device) -> TracedSource:
+    """The same for a reference, captured through Dynamo. Raises NotLowerableError."""
+    module, given = _constructed(source, form, tensors, device)
+    with torch.no_grad():
+        call, found = captured_call(module, tuple(given["args"]), dict(given["kwargs"]))
+    if call.sources is None:
+        raise NotLowerableError(call.form)
+    (graph,) = found.graphs
+    lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
+    names: dict[int, str] = {}
+    for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), name)
+
+    def source_of(origin: str | int | None) -> str | int:
+        where = call.sources[origin] if isinstance(origin, int) and call.sources is not None else None
+        found = where if isinstance(where, int) else names.get(id(where))
+        if found is None:
+            raise NotLowerableError("an input of its graph is neither an argument nor a parameter or buffer")
+        return found
+
+    inputs = [source_of(graph.origins[position]) for position in lowered.order]
+    return _as_source(module, lowered, inputs, [source_of(origin) for origin in graph.writes])
+
+
+def _constructed(
+    source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    """The source's module with the state among `tensors`, and the arguments of a call."""
+    count = len(form.names)
+    module = ModuleRunner(source, form, Way(), device).fresh()
+    module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
+    return module, unpack(form.call, tensors[count:])
+
+
+def _as_source(
+    module: torch.nn.Module, lowered: Lowered, sources: Sequence[str | int], writes: Sequence[str | int]
+) -> TracedSource:
+    region = lowered.region
+    return TracedSource(region.program, tuple(sources), region.roles, _same(module), tuple(writes), region.name)
+
+
+def _run_once(module: torch.nn.Module, given: Mapping[str, Any]) -> Traced:
+    """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for what a graph cannot repeat."""
+    copied = stand_in(module)
+    held = guard.bind(copied)
+    if isinstance(held, guard.Refusal):
+        raise NotLowerableError(held.reason)
+    flat = Flat(copied, tuple(given["args"]), dict(given["kwargs"]))
+    if flat.problem:
+        raise NotLowerableError(flat.problem)
     try:
-        return captured(module, tuple(given["args"]), dict(given["kwargs"]))
+        found = trace(flat, flat.tensors)
     except NotLowerableError as error:
         if isinstance(error.__cause__, DataDependentOutputException):
             raise NotLowerableError(f"its Python looks at the values of tensors ({error.__cause__})") from error
         raise
+    flat.put_back()
+    if not held.holds():
+        raise NotLowerableError(f"its forward changes the module itself ({held.why()}), which a kernel would not repeat")
+    return found
 
 
 def _source(origin: str | int | None) -> str | int:

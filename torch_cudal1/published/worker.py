@@ -15,7 +15,7 @@ from torch_cudal1.judge.modules import CallForm, imported
 from torch_cudal1.judge.transport import present, write_payloads
 from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
 from torch_cudal1.judge.worker import Request, Session, main
-from torch_cudal1.published.trace import traced
+from torch_cudal1.published.trace import captured_reference, traced
 
 __all__ = ["VERBS"]
 
@@ -25,7 +25,9 @@ def _lower(session: Session, request: Request) -> dict[str, Any]:
     given = load_tensors(request["layout"], Path(request["given"]), session.device)
     form = CallForm.from_json(request["form"])
     try:
-        found = traced(imported(request["text"], session.scratch), form, [present(tensor) for tensor in given], session.device)
+        source = imported(request["text"], session.scratch)
+        capture = captured_reference if request["reference"] else traced
+        found = capture(source, form, [present(tensor) for tensor in given], session.device)
     except NotLowerableError as error:
         return {"not_lowerable": error.reason}
     payloads = write_payloads(found.program, Path(request["path"]))

@@ -1,0 +1,199 @@
+"""One call of a module, captured: its graph, how a later call feeds it and builds the module's result, and the guards of both.
+
+Two forms. Where every input of the graph is an argument or a tensor that the guard holds by identity, and the result has a
+template, a later call needs none of Dynamo's code: that is the form the C++ fast path takes. Everything else (a cache object
+among the arguments, a tensor behind a global name) runs Dynamo's own bytecode under all of Dynamo's guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx as fx
+from torch.utils import _pytree as pytree
+
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
+from torch_cudal1.graph.dynamo_guards import GuardSplit
+from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
+from torch_cudal1.guard import ModuleGuard, Refusal
+from torch_cudal1.watch import watch
+from torch_cudal1.watched import Watched
+
+__all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
+
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
+_Check: TypeAlias = Callable[[dict[str, Any]], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall:
+    """`guard` compares the module, `conditions` what else Dynamo guards (None: nothing), given {module, args, kwargs}.
+
+    `inputs[i]` is the example tensor of the graph's placeholder i. `sources[i]` is where a later call takes it from: the number of
+    a tensor among the arguments, or a tensor of the module; `sources` and `outputs` are None in the form that runs bytecode, and
+    `form` says why. `guarded_by_dynamo` names the guards that `conditions` checks.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[torch.Tensor, ...]
+    guard: ModuleGuard
+    conditions: _Check | None
+    sources: tuple[int | torch.Tensor, ...] | None
+    outputs: OutputTemplate | None
+    form: str
+    guarded_by_dynamo: tuple[str, ...]
+    _bytecode: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+    _module: torch.nn.Module
+    _passed_through: Mapping[int, int]
+
+    @property
+    def static(self) -> frozenset[int]:
+        """Placeholders whose tensor is the module's own, the same in every call."""
+        return frozenset(i for i, source in enumerate(self.sources or ()) if not isinstance(source, int))
+
+    def around(self, compiled: Callable[..., Any]) -> Call:
+        """A callable with the module's calling convention around `compiled`, which takes and returns the graph's tensors.
+
+        It keeps neither the example tensors nor this.
+        """
+        sources, outputs, module = self.sources, self.outputs, self._module
+        if sources is None or outputs is None:
+            assert self._bytecode is not None
+            function = self._bytecode(_passing_through(compiled, self._passed_through))
+            return lambda args, kwargs: function(module, args, kwargs)
+        build = None if outputs.first else outputs.build
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            given = tensors_among(args, kwargs)
+            results = compiled(*[given[source] if isinstance(source, int) else source for source in sources])
+            return results[0] if build is None else build(results, given)
+
+        return call
+
+    def finisher(self) -> Callable[[Sequence[Any]], Any] | None:
+        """What makes the module's result of the graph's outputs; None if that is the first of them. For the form with sources."""
+        assert self.outputs is not None
+        build = self.outputs.build
+        return None if self.outputs.first else lambda results: build(results, ())
+
+    def apart(self, written: frozenset[int]) -> Call | None:
+        """For a graph that writes to the placeholders `written`: whether a call's arguments share no memory with the module's
+        tensors where one of them is written. None where no later call can differ in that.
+        """
+        sources = self.sources
+        if not written or sources is None:
+            return None
+        owned = [(source, i in written) for i, source in enumerate(sources) if isinstance(source, torch.Tensor)]
+        read = {source: i in written for i, source in enumerate(sources) if isinstance(source, int)}
+        if not owned or not read:
+            return None
+
+        def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            given = tensors_among(args, kwargs)
+            spans = [(_span(tensor), is_written) for tensor, is_written in owned]
+            for number, argument_is_written in read.items():
+                begin, end = _span(given[number])
+                for (first, last), is_written in spans:
+                    if (is_written or argument_is_written) and begin < last and first < end:
+                        return False
+            return True
+
+        return check
+
+
+def capture_module_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
+    """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not to be had."""
+    watched = watch(module)
+    if isinstance(watched, Refusal):
+        raise NotLowerableError(watched.reason)
+    given = tensors_among(args, kwargs)
+    if strange := next((tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None):
+        raise NotLowerableError(f"an input is {_describe(strange)}, only plain strided tensors are served")
+    capture = capture_call(module, args, kwargs)
+    try:
+        return _with_guards(capture, watched, given)
+    finally:
+        capture.release()
+
+
+def _with_guards(capture: DynamoCapture, watched: Watched, given: Sequence[torch.Tensor]) -> ModuleCall:
+    module: torch.nn.Module = capture.locals["module"]
+    split, same = GuardSplit(capture, watched), capture.passed_through
+    check = capture.guards(split.keep)
+    try:
+        sources = _sources(capture, split, given)
+        held = {id(record.tensor): record.tensor for record in watched.tensors}
+        outputs = _outputs(capture, given, held)
+    except NotLowerableError as problem:
+        whole = ("all",)
+        guard, check = ModuleGuard(watched), capture.guards()
+        return ModuleCall(
+            capture.graph, capture.inputs, guard, check, None, None, problem.reason, whole, capture.function, module, same
+        )
+    conditions, guard = (check if split.kept else None), ModuleGuard(split.records())
+    return ModuleCall(capture.graph, capture.inputs, guard, conditions, sources, outputs, "", tuple(split.kept), None, module, same)
+
+
+def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+    """The tensors of a call in the order of its arguments, as the C++ fast path numbers them."""
+    if not kwargs and all(type(item) is torch.Tensor for item in args):
+        return args
+    return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+
+
+def _sources(capture: DynamoCapture, split: GuardSplit, given: Sequence[torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
+    """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's bytecode can tell."""
+    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
+    found: list[int | torch.Tensor] = []
+    for position, (tensor, source) in enumerate(zip(capture.inputs, capture.sources, strict=True)):
+        if capture.from_arguments(position):
+            if id(tensor) not in numbers:
+                raise NotLowerableError(f"{source.name} is a tensor inside an argument that is no plain container")
+            found.append(numbers[id(tensor)])
+        elif split.holds_identity(source) and id(tensor) not in numbers:
+            found.append(tensor)
+        else:
+            raise NotLowerableError(f"{source.name} is a tensor that may be another one in the next call")
+    return tuple(found)
+
+
+def _outputs(capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mapping[int, torch.Tensor]) -> OutputTemplate:
+    (output,) = (node for node in capture.graph.graph.nodes if node.op == "output")
+    module, args, kwargs = (capture.locals[name] for name in ("module", "args", "kwargs"))
+    fixed = {number: capture.inputs[position] for number, position in capture.passed_through.items()}
+
+    def run(markers: Sequence[torch.Tensor]) -> Any:
+        return capture.function(lambda *inputs: tuple(markers))(module, args, kwargs)
+
+    return learn_outputs(run, len(output.args[0]), given, held, fixed)
+
+
+def _passing_through(compiled: Callable[..., Any], outputs: Mapping[int, int]) -> Callable[..., Any]:
+    """`compiled`, with those outputs that are an input's own tensor replaced by that."""
+    if not outputs:
+        return compiled
+
+    def run(*inputs: torch.Tensor) -> list[Any]:
+        results = list(compiled(*inputs))
+        for number, position in outputs.items():
+            results[number] = inputs[position]
+        return results
+
+    return run
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last address of a dense tensor's elements, in bytes."""
+    begin = tensor.data_ptr()
+    reach = (
+        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    )
+    return begin, begin + reach * tensor.element_size()
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")

@@ -1,0 +1,196 @@
+"""The form of a module's result, learnt from Dynamo's bytecode, so that a call builds it without running that.
+
+The bytecode is run twice with markers in the place of the graph's outputs. What is a marker in both results is that output; what is
+the same object in both was there before; what differs was made by the call and is made anew for each call: containers, dataclasses,
+`ModelOutput`, plain objects. A result with anything else in it has no template, with the reason, and keeps the bytecode.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.errors import NotLowerableError
+
+__all__ = ["OutputTemplate", "learn_outputs"]
+
+_Build: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]  # graph outputs and the call's argument tensors in
+_IMMUTABLE = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    type(None),
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    enum.Enum,
+)
+_MAX_DEPTH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class OutputTemplate:
+    """`build(results, arguments)` is the module's result. `first`: it is the graph's first output as it is. `uses_arguments`: a
+    tensor that the user passed is part of the result.
+    """
+
+    build: _Build
+    first: bool
+    uses_arguments: bool
+
+
+def learn_outputs(
+    run: Callable[[Sequence[torch.Tensor]], Any],
+    count: int,
+    arguments: Sequence[torch.Tensor],
+    held: Mapping[int, torch.Tensor],
+    fixed: Mapping[int, torch.Tensor],
+) -> OutputTemplate:
+    """The template of what `run` makes of `count` graph outputs.
+
+    `arguments` are the tensors that the user passed, `held` those that a guard holds to be the same in every call, by identity.
+    `fixed` are outputs that are such a tensor themselves: `run` may put them anywhere, and they are what is there already.
+    Raises NotLowerableError for a result that is made of something else.
+    """
+    markers = [[fixed[number] if number in fixed else torch.empty(0) for number in range(count)] for _ in range(2)]
+    first, second = (run(batch) for batch in markers)
+    reader = _Reader(markers, fixed, {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))}, held)
+    build = reader.builder(first, second, 0)
+    if any(vars(marker) for batch in markers for number, marker in enumerate(batch) if number not in fixed):
+        raise NotLowerableError("its forward sets attributes of a tensor that it returns")
+    return OutputTemplate(build, bool(count) and 0 not in fixed and first is markers[0][0], reader.uses_arguments)
+
+
+class _Reader:
+    """One pass over a pair of results."""
+
+    def __init__(
+        self,
+        markers: Sequence[Sequence[torch.Tensor]],
+        fixed: Mapping[int, torch.Tensor],
+        arguments: Mapping[int, int],
+        held: Mapping[int, torch.Tensor],
+    ) -> None:
+        self._numbers = [{id(marker): number for number, marker in enumerate(batch) if number not in fixed} for batch in markers]
+        self._arguments, self._held = arguments, held
+        self._made: set[int] = set()
+        self.uses_arguments = False
+
+    def builder(self, first: Any, second: Any, depth: int) -> _Build:
+        """What builds this part of a result."""
+        if depth > _MAX_DEPTH:
+            raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")
+        if isinstance(first, torch.Tensor):
+            return self._tensor(first, second)
+        if first is second or (isinstance(first, _IMMUTABLE) and type(first) is type(second) and first == second):
+            if not isinstance(first, _IMMUTABLE):
+                raise NotLowerableError(f"its result holds a {type(first).__name__} that was there before the call")
+            return lambda results, arguments: first
+        if type(first) is not type(second):
+            raise NotLowerableError(f"its result holds a {type(first).__name__} that cannot be built again")
+        return self._object(first, second, depth)
+
+    def _tensor(self, first: torch.Tensor, second: Any) -> _Build:
+        number = self._numbers[0].get(id(first))
+        if number is not None and self._numbers[1].get(id(second)) == number:
+            return lambda results, arguments: results[number]
+        if first is second and (position := self._arguments.get(id(first))) is not None:
+            self.uses_arguments = True
+            return lambda results, arguments: arguments[position]
+        if first is second and id(first) in self._held:
+            return lambda results, arguments: first
+        raise NotLowerableError("its result holds a tensor that is neither computed, passed in, nor the module's own")
+
+    def _object(self, first: Any, second: Any, depth: int) -> _Build:
+        kind = type(first)
+        if kind is not tuple:
+            if id(first) in self._made:
+                raise NotLowerableError(f"its result holds one {kind.__name__} twice")
+            self._made.add(id(first))
+        if isinstance(first, (tuple, list)):
+            return self._sequence(first, second, depth)
+        items = _items(first) if isinstance(first, dict) else ()
+        if isinstance(first, dict) and (first.keys() != second.keys() or list(first) != list(second)):
+            raise NotLowerableError("its result holds a dict whose keys differ from call to call")
+        parts = [(key, self.builder(value, dict.__getitem__(second, key), depth + 1)) for key, value in items]
+        if not all(isinstance(key, _IMMUTABLE) for key, _ in parts):
+            raise NotLowerableError("its result holds a dict with keys that are not plain values")
+        if kind is dict:
+            return lambda results, arguments: {key: build(results, arguments) for key, build in parts}
+        return self._instance(first, second, parts, depth)
+
+    def _sequence(self, first: Sequence[Any], second: Sequence[Any], depth: int) -> _Build:
+        kind = type(first)
+        if len(first) != len(second):
+            raise NotLowerableError(f"its result holds a {kind.__name__} whose length differs from call to call")
+        parts = [self.builder(a, b, depth + 1) for a, b in zip(first, second, strict=True)]
+        if kind is list:
+            return lambda results, arguments: [build(results, arguments) for build in parts]
+        if kind is tuple:
+            return lambda results, arguments: tuple([build(results, arguments) for build in parts])
+        if kind.__module__ == "torch.return_types":  # torch.max(x, 0) and its kind
+            return lambda results, arguments: kind([build(results, arguments) for build in parts])  # type: ignore[call-arg]
+        if isinstance(first, tuple) and hasattr(kind, "_fields") and not getattr(first, "__dict__", None):  # a NamedTuple
+            new: Callable[..., Any] = tuple.__new__
+            return lambda results, arguments: new(kind, [build(results, arguments) for build in parts])
+        raise NotLowerableError(f"its result holds a {kind.__name__}, which is no plain container")
+
+    def _instance(self, first: Any, second: Any, items: Sequence[tuple[Any, _Build]], depth: int) -> _Build:
+        """An object with a `__dict__`, such as a dataclass, or a dict of a class of its own, such as a ModelOutput."""
+        kind = type(first)
+        base: Any = OrderedDict if isinstance(first, OrderedDict) else dict if isinstance(first, dict) else object
+        if kind is OrderedDict:
+            return lambda results, arguments: OrderedDict([(key, build(results, arguments)) for key, build in items])
+        if kind.__new__ not in (object.__new__, dict.__new__, OrderedDict.__new__) or kind.__basicsize__ > _size_of(base):
+            raise NotLowerableError(f"its result holds a {kind.__name__}, which cannot be built again from its attributes")
+        attributes, others = vars(first), vars(second)
+        if list(attributes) != list(others):
+            raise NotLowerableError(f"its result holds a {kind.__name__} whose attributes differ from call to call")
+        parts = [(name, self.builder(value, others[name], depth + 1)) for name, value in attributes.items()]
+
+        def build(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+            made = base.__new__(kind)
+            for key, of in items:
+                base.__setitem__(made, key, of(results, arguments))
+            vars(made).update({name: of(results, arguments) for name, of in parts})
+            return made
+
+        return build
+
+
+def _items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values, whatever a subclass makes of `items`."""
+    return [(key, dict.__getitem__(table, key)) for key in dict.__iter__(table)]
+
+
+class _Plain:
+    pass
+
+
+class _PlainDict(dict[Any, Any]):
+    pass
+
+
+class _PlainOrdered(OrderedDict[Any, Any]):
+    pass
+
+
+def _size_of(base: Any) -> int:
+    """The size of an instance that keeps nothing but its `__dict__`: one with slots is larger."""
+    sample: type = _PlainDict if base is dict else _PlainOrdered if base is OrderedDict else _Plain
+    return sample.__basicsize__
