@@ -315,17 +315,30 @@ def _examples(item: Any, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
 def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Exactly what torch.compile does: same function, same options, same caches. Where the program `file` is missing Triton gets
     the answer that it gives elsewhere, and so names what it builds as it does there. A recurrent layer, which torch.compile never
-    hands to it, is eager's in one step.
+    hands to it, is eager's in one step. On a CPU an index out of range raises what eager raises, where it would end the process.
     """
     from torch_cudal1.machine import device_of
+    from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks, with_class_checks
     from torch_cudal1.program.recurrent import as_steps
     from torch_cudal1.stand_in import linkage_told
 
     with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
-    with linkage_told(device_of(list(inputs))):
-        return cast(Callable[..., Any], compile_fx(as_steps(gm), list(inputs), config_patches=options or None))
+    device = device_of(list(inputs))
+    checks = cpu_index_checks() if device.type == "cpu" else {}
+    module = with_class_checks(as_steps(gm)) if checks else as_steps(gm)
+    with linkage_told(device):
+        compiled = cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=(checks | options) or None))
+    return as_eager_raises(compiled, lambda *given: _own(gm)(*given)) if checks else compiled
+
+
+def _own(gm: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's own operators. Before its first call Dynamo's graph goes through a wrapper that prints what is raised in it."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    _LazyGraphModule.force_recompile(gm)
+    return gm.forward
 
 
 def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:

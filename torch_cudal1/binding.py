@@ -33,6 +33,7 @@ from torch_cudal1.machine import device_of
 from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
+from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks
 from torch_cudal1.ranks import Apart, Told, agreed, choices_from
 from torch_cudal1.records import NOT_EAGERS, Miss, Region
 from torch_cudal1.settings import Settings
@@ -281,10 +282,14 @@ def _contenders(
     """
     training = len(choices) > 1
     random = any(is_random_program(choice.region.program) for choice in choices)
+    on_cpu = choices[0].region.program.device == "cpu"
 
     def whole_step() -> Call:
         # Inductor's own random numbers would not be eager's; asked to, it draws from eager's generator.
-        compiled = torch.compile(module._call_impl, options={"fallback_random": True} if random else None)
+        options: dict[str, Any] = {"fallback_random": True} if random else {}
+        if on_cpu:
+            options |= cpu_index_checks()
+        compiled = as_eager_raises(torch.compile(module._call_impl, options=options or None), module._call_impl)
         return twice(lambda args, kwargs: compiled(*args, **kwargs))
 
     def graph_by_graph() -> Call:

@@ -9,13 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from torch_cudal1.binding import captured
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Value
 from torch_cudal1.published import launches, tidy
+from torch_cudal1.published.trace import run_once
 
 triton = pytest.importorskip("triton")
 
@@ -59,7 +59,7 @@ def module(body: str, folder: Path) -> ModuleType:
 def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
     """As `trace.traced` has it, with tensors on the CPU in the place of those on a GPU."""
     with torch.no_grad(), launches.traceable(sm):
-        _, found = captured(module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {})
+        found = run_once(module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {})
         (graph,) = found.graphs
         tidy.without_copies(graph.module)
         return lower(graph.module, kernels=True).region.program
@@ -139,9 +139,7 @@ def test_without_a_gpu_there_is_nothing_to_compile_for(tmp_path: Path) -> None:
 
 def test_a_region_may_not_hold_a_kernel(tmp_path: Path) -> None:
     with torch.no_grad(), launches.traceable(SM):
-        _, found = captured(
-            module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(), (torch.randn(4), torch.randn(4)), {}
-        )
+        found = run_once(module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(), (torch.randn(4), torch.randn(4)), {})
     with pytest.raises(NotLowerableError, match="belongs to another library"):
         lower(found.graphs[0].module)
 

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.seeds import without_undefined_seeds
+from torch_cudal1.program.index_checks import loses_a_check
 from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
 
@@ -135,6 +136,8 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     `module` is a Dynamo graph, or any module that takes and returns flat tensors; its parameters become inputs.
     Raises NotLowerableError when AOTAutograd cannot trace it; nothing of the caller's tracing state is changed.
     """
+    if problem := loses_a_check(module):
+        raise NotLowerableError(problem)
     static = lifted_parameters(module)
     found: list[CapturedGraph] = []
     slots: dict[Kind, Callable[[Sequence[Any]], Sequence[Any]]] = {}

@@ -89,6 +89,8 @@ class _Writer:
 
     def write(self) -> tuple[Program, tuple[int, ...]]:
         nodes = list(self._ordered())
+        if asserted := next((node for node in self._module.graph.nodes if _asserts(node)), None):
+            raise NotLowerableError(f"it asserts something of values ({asserted.target}), which a kernel would not")
         inputs = [node for node in nodes if node.op == "placeholder"]
         constants = [node for node in nodes if node.op == "get_attr"]
         payloads = {}
@@ -192,6 +194,13 @@ class _Writer:
         if found.numel() * found.element_size() > _MAX_CONSTANT_BYTES:
             raise NotLowerableError(f"constant {node.target!r} is larger than {_MAX_CONSTANT_BYTES} bytes")
         return found.detach()
+
+
+def _asserts(node: fx.Node) -> bool:
+    """Whether it raises for some values, and computes nothing."""
+    return node.op == "call_function" and str(node.target).startswith(
+        ("aten._assert_async", "aten._assert_scalar", "aten._functional_assert")
+    )
 
 
 def _random(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, is_random_program
 from torch_cudal1.program.cudagraph import GraphedRunner
 from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.index_checks import cpu_index_checks
 from torch_cudal1.program.last_step import parted
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
 from torch_cudal1.program.operator import register, run_operator
@@ -64,7 +65,8 @@ def build(
         runner = prepare(program, device)
     else:
         defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (_AUTOTUNE if base == "max-autotune" else {})
-        runner = _inductor(program, device, defaults | dict(options or {}))
+        checks = cpu_index_checks() if device.type == "cpu" else {}
+        runner = _inductor(program, device, defaults | checks | dict(options or {}))
         if device.type == "cpu":
             runner = in_huge_pages(runner)
     if not graph:

@@ -25,7 +25,7 @@ from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, unpack
 from torch_cudal1.program.model import Program
 from torch_cudal1.published import launches, tidy
 
-__all__ = ["TracedSource", "captured_reference", "traced"]
+__all__ = ["TracedSource", "captured_reference", "run_once", "traced"]
 
 _WRAPPED = "inner."  # the capture traces a module around the user's
 
@@ -62,7 +62,7 @@ def traced(source: ModuleType, form: CallForm, tensors: Sequence[torch.Tensor], 
     """
     module, given = _constructed(source, form, tensors, device)
     with torch.no_grad(), launches.traceable(launches.sm_of(device)):
-        (graph,) = _run_once(module, given).graphs
+        (graph,) = run_once(module, tuple(given["args"]), dict(given["kwargs"])).graphs
         tidy.without_copies(graph.module)
         lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}", kernels=True)
     origins = [graph.origins[position] for position in lowered.order]
@@ -112,13 +112,13 @@ def _as_source(
     return TracedSource(region.program, tuple(sources), region.roles, _same(module), tuple(writes), region.name)
 
 
-def _run_once(module: torch.nn.Module, given: Mapping[str, Any]) -> Traced:
+def run_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for what a graph cannot repeat."""
     copied = stand_in(module)
     held = guard.bind(copied)
     if isinstance(held, guard.Refusal):
         raise NotLowerableError(held.reason)
-    flat = Flat(copied, tuple(given["args"]), dict(given["kwargs"]))
+    flat = Flat(copied, args, kwargs)
     if flat.problem:
         raise NotLowerableError(flat.problem)
     try:

@@ -1,0 +1,212 @@
+"""Looks at indices before code that Inductor compiled for a CPU reads with them.
+
+Eager raises IndexError for an index out of range. Inductor's C++ throws from inside a parallel loop, where nothing can catch
+it: the process ends. Here each index that is not in range by construction goes through one opaque operator first, which raises.
+On a GPU eager itself ends in a device-side assertion, and nothing is added.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+__all__ = ["IndexOutOfRangeError", "as_eager_raises", "cpu_index_checks", "loses_a_check", "with_class_checks"]
+
+_NAME = "checked_index"
+# operator: position of the indices among its arguments, whether negative ones count from the end; the indexed dimension is
+# argument 1, but for a table's, which is its first
+_TABLE_OPERATORS = {"aten.embedding.default"}
+_DIMENSION_OPERATORS = {
+    "aten.index_select.default",
+    "aten.gather.default",
+    "aten.scatter.src",
+    "aten.scatter.value",
+    "aten.scatter.reduce",
+    "aten.scatter_add.default",
+    "aten.scatter_reduce.two",
+    "aten.index_add.default",
+    "aten.index_copy.default",
+    "aten.index_fill.int_Scalar",
+    "aten.index_fill.int_Tensor",
+}
+_LIST_OPERATORS = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default"}
+_VIEWS = {
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten.unsqueeze.default",
+    "aten.squeeze.dim",
+    "aten.expand.default",
+    "aten.permute.default",
+    "aten.slice.Tensor",
+    "aten.clone.default",
+    "aten._to_copy.default",
+    "aten.repeat.default",
+    "prims.convert_element_type.default",
+}
+
+
+class IndexOutOfRangeError(IndexError):
+    """What is raised for an index that eager would refuse; the words are eager's where the module's own forward is run after it."""
+
+
+def _operator() -> torch._ops.OpOverload:
+    _define()
+    found: torch._ops.OpOverload = torch.ops.cudal1.checked_index.default
+    return found
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library("cudal1", "FRAGMENT")
+    library.define(f"{_NAME}(Tensor index, int low, int high) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(_NAME, _checked, "CPU")
+    library.impl(_NAME, lambda index, low, high: index.clone(), "CUDA")
+    torch.library.register_fake(f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library)
+    return library
+
+
+def _checked(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    if index.numel():
+        least, most = (int(value) for value in index.aminmax())
+        if least < low or most >= high:
+            raise IndexOutOfRangeError(f"index out of range: {least if least < low else most} is not from {low} to {high - 1}")
+    return index.clone()
+
+
+def as_eager_raises(compiled: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, with the exception that `own` raises in the place of ours. What it writes to is not written yet at that point."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except IndexOutOfRangeError:
+            return own(*args, **kwargs)
+
+    return run
+
+
+# --- in the ATen graphs that Inductor compiles
+
+
+@cache
+def cpu_index_checks() -> dict[str, Any]:
+    """Inductor's options that put the checks into what it compiles for a CPU."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    _operator()
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+    class IndexChecks(CustomGraphPass):
+        """The pass; Inductor's caches know it by its text."""
+
+        def __call__(self, graph: fx.Graph) -> None:
+            for node in list(graph.nodes):
+                _check_indices_of(graph, node)
+
+        def uuid(self) -> str:
+            return digest
+
+    return {"post_grad_custom_pre_pass": IndexChecks()}
+
+
+def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
+    for index, size, from_the_end in _indices(node):
+        value = index.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype in (torch.bool, torch.uint8):
+            continue
+        low, high = -size if from_the_end else 0, size
+        if _is_within(index, low, high):
+            continue
+        with graph.inserting_before(node):
+            checked = graph.call_function(_operator(), (index, low, high))
+        checked.meta["val"] = value
+        node.replace_input_with(index, checked)
+
+
+def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
+    """What the node indexes with, the size of what it indexes, and whether a negative index counts from the end."""
+    name = str(node.target)
+    if name in _TABLE_OPERATORS:
+        yield from _known(node.args[1], _shape(node.args[0]), 0, False)
+    elif name in _DIMENSION_OPERATORS:
+        yield from _known(node.args[2], _shape(node.args[0]), node.args[1], False)
+    elif name in _LIST_OPERATORS and isinstance(node.args[1], (list, tuple)):
+        shape, dimension = _shape(node.args[0]), 0
+        for index in node.args[1]:
+            value = index.meta.get("val") if isinstance(index, fx.Node) else None
+            is_mask = isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+            yield from _known(index, shape, dimension, True)
+            dimension += value.ndim if is_mask and isinstance(value, torch.Tensor) else 1
+
+
+def _known(index: Any, shape: tuple[Any, ...] | None, dimension: Any, from_the_end: bool) -> Iterator[tuple[fx.Node, int, bool]]:
+    if isinstance(index, fx.Node) and shape and isinstance(dimension, int) and -len(shape) <= dimension < len(shape):
+        size = shape[dimension]
+        if isinstance(size, int):
+            yield index, size, from_the_end
+
+
+def _shape(node: Any) -> tuple[Any, ...] | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _is_within(node: Any, low: int, high: int) -> bool:
+    """Whether the values come from a constant or a range that lies in [low, high)."""
+    while isinstance(node, fx.Node) and str(node.target) in _VIEWS:
+        node = node.args[0]
+    if not isinstance(node, fx.Node):
+        return False
+    name = str(node.target)
+    if name == "prims.iota.default":
+        start, step, count = node.kwargs.get("start", 0), node.kwargs.get("step", 1), node.args[0]
+        ends = (start, start + step * (count - 1)) if all(isinstance(n, int) for n in (start, step, count)) else ()  # type: ignore[operator]
+        return bool(ends) and all(low <= end < high for end in ends)  # type: ignore[operator]
+    if name == "aten.arange.default" and isinstance(node.args[0], int):
+        return low <= 0 and node.args[0] <= high
+    return name == "aten.full.default" and isinstance(node.args[1], int) and low <= node.args[1] < high
+
+
+# --- in Dynamo's graphs
+
+
+def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """Calls of `one_hot` on a CPU, whose look at the class values is gone once AOTAutograd has taken them apart."""
+    one_hot = torch.nn.functional.one_hot
+    nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is one_hot]
+    return [node for node in nodes if node.meta["example_value"].device.type == "cpu" and isinstance(_classes(node), int)]
+
+
+def _classes(node: fx.Node) -> Any:
+    return node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes")
+
+
+def loses_a_check(module: torch.nn.Module) -> str:
+    """Which error that eager raises a trace of this Dynamo graph would not, "" if none."""
+    if isinstance(module, fx.GraphModule) and _class_nodes(module.graph):
+        return "one_hot looks at the class values, and a kernel would not"
+    return ""
+
+
+def with_class_checks(module: fx.GraphModule) -> fx.GraphModule:
+    """A Dynamo graph whose class values are looked at; `module` itself where that changes nothing."""
+    if not _class_nodes(module.graph):
+        return module
+    found = fx.GraphModule(module, copy.deepcopy(module.graph))
+    found.meta.update(module.meta)
+    for node in _class_nodes(found.graph):
+        index = node.args[0]
+        assert isinstance(index, fx.Node)
+        with found.graph.inserting_before(node):
+            checked = found.graph.call_function(_operator(), (index, 0, _classes(node)))
+        checked.meta["example_value"] = index.meta["example_value"]
+        node.replace_input_with(index, checked)
+    found.recompile()
+    return found
