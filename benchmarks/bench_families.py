@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.compare import Comparison, Reference, compare, reference
 from benchmarks.family_cases import CASES, Case
 from benchmarks.timing import Run, sample
-from torch_cudal1.binding import _examples, _lower, captured
+from torch_cudal1.binding import _examples, _lower, captured_call
 from torch_cudal1.errors import Cudal1Error, NotLowerableError
 from torch_cudal1.graph.partition import Partition, partition, splice
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
@@ -80,10 +80,10 @@ def subject_of(case: Case, device: torch.device) -> Subject:
     with torch.random.fork_rng(), device:
         torch.manual_seed(0)
         module, inputs = case.module(), case.inputs()
-    flat, traced = captured(module, inputs, {})
+    call, traced = captured_call(module, inputs, {})
     (graph,) = traced.graphs
     lowered = _lower(graph, module)
-    found = _examples(lowered, graph, flat, module)
+    found = _examples(lowered, graph, call)
     assert found is not None, "an inference graph has all its inputs"
     # a module's own tensors change when it is called (running statistics): the Program keeps what they are now
     given = [t.clone() if at in graph.static else t for at, t in zip(lowered.order, found, strict=True)]

@@ -15,6 +15,7 @@ from torch import nn
 from torch_cudal1 import guard
 from torch_cudal1.binding import Bound, captured_regions, weights_of
 from torch_cudal1.fast import Direct
+from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
 from torch_cudal1.module import Dispatcher
 from torch_cudal1.program.execute import Runner, interpret
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
@@ -25,20 +26,25 @@ __all__ = ["bind_to", "chain", "relu_kernel", "whole"]
 
 
 def bind_to(
-    module: nn.Module, args: tuple[torch.Tensor, ...], runner: Runner, sources: tuple[int | torch.Tensor, ...]
+    module: nn.Module,
+    args: tuple[torch.Tensor, ...],
+    runner: Runner,
+    sources: tuple[int | torch.Tensor, ...],
+    captured: ModuleCall | None = None,
 ) -> nn.Module:
-    """Let `runner`, fed from `sources`, serve `module(*args)` in the present modes; it returns one tensor."""
+    """Let `runner`, fed from `sources`, serve `module(*args)` in the present modes, under the guards of `captured` (None: it is
+    captured here); it returns one tensor.
+    """
     dispatcher = Dispatcher(module, Settings())
     dispatcher._know_devices(args, {})
-    held = guard.bind(module)
-    if isinstance(held, guard.Refusal):
-        raise RuntimeError(f"{type(module).__name__} cannot be watched: {held.reason}")
+    captured = captured or capture_module_call(module, args, {})
+    held = captured.guard
 
     def slow(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return runner([given[source] if isinstance(source, int) else source for source in sources])[0]
 
-    direct = Direct(lambda: getattr(runner, "direct", runner), sources, None)  # as `Swapped.direct`
-    bound = Bound(slow, held, (), "bound by a benchmark", weights_of(module), direct)
+    direct = Direct(lambda: getattr(runner, "direct", runner), sources, None, captured.conditions)  # as `Swapped.direct`
+    bound = Bound(slow, held, (), "bound by a benchmark", weights_of(module), direct, captured.conditions)
     dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
     module._compiled_call_impl = dispatcher
     return module
@@ -48,23 +54,24 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
     """`module` bound to its own operators under a schedule ("eager", "eager+graph", or "python": the executor in plain Python)."""
     device = args[0].device
     (region,) = captured_regions(module, args)
-    named = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
     static = [position for position, role in enumerate(region.roles) if role != "input"]
     if schedule == "python":
         runner = interpret(region.program, device)
     else:
         runner = build(region.program, schedule, device, static=static)
-    return bind_to(module, args, runner, _sources(module, args, named))
+    call, sources = _captured(module, args)
+    return bind_to(module, args, runner, sources, call)
 
 
-def _sources(module: nn.Module, args: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> tuple[int | torch.Tensor, ...]:
-    """Where each input of the module's region comes from."""
-    from torch_cudal1.binding import _lower, captured
+def _captured(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
+    """The call, and where each input of the module's region comes from."""
+    from torch_cudal1.binding import _lower, captured_call
 
-    _, traced = captured(module, args, {})
+    call, traced = captured_call(module, args, {})
     (graph,) = traced.graphs
     origins = [graph.origins[position] for position in _lower(graph, module).order]
-    return tuple(origin if isinstance(origin, int) else named[str(origin).removeprefix("inner.")] for origin in origins)
+    assert call.sources is not None
+    return call, tuple(call.sources[origin] for origin in origins if isinstance(origin, int))
 
 
 @functools.cache

@@ -93,7 +93,7 @@ MAY_IMPORT = {
     "backend": (*FLOW, "place", "shadow", "ranks", "recording", "recurrent_frames", "in_place", "trial_step"),
     "module": (*FLOW, "place", "binding", "fast", "recording", "reporting"),
     "planning": (*FLOW, "place", "binding"),
-    "published": (*FLOW, "place", "binding"),
+    "published": (*FLOW, "flat", "place", "binding"),
     "targets": GROUND,
     "warm_up": (*FLOW, "place", "binding", "module", "recorded", "targets", "reporting"),
     "hardware": GROUND,

@@ -14,7 +14,7 @@ LEFT_OUT = {
     "fully_sharded": HOOKS,
     "tensor_parallel": HOOKS,
     "tensor_parallel_compiled": "_c10d_functional.",  # a collective is no operator of a Program
-    "distributed_tensors": "an argument is neither a plain tensor nor a plain value",
+    "distributed_tensors": "an argument is not a plain tensor",
 }
 
 

@@ -42,7 +42,9 @@ def cudal1(
     Raises SettingError for an option neither knows, and CacheMissError under on_miss="error".
     """
     from torch_cudal1 import recording
+    from torch_cudal1.graph.dynamo import guard_the_environment
 
+    guard_the_environment()
     recurrent_frames.install(cudal1)
     settings, inductor_options = _split(options or {}, mode)
     if recurrent_frames.left_to_dynamo(gm.graph, enabled=settings.enabled):
@@ -318,7 +320,7 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     hands to it, is eager's in one step. On a CPU an index out of range raises what eager raises, where it would end the process.
     """
     from torch_cudal1.machine import device_of
-    from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks, with_class_checks
+    from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks, holds_indices, with_class_checks
     from torch_cudal1.program.recurrent import as_steps
     from torch_cudal1.stand_in import linkage_told
 
@@ -326,7 +328,7 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
         from torch._inductor.compile_fx import compile_fx
 
     device = device_of(list(inputs))
-    checks = cpu_index_checks() if device.type == "cpu" else {}
+    checks = cpu_index_checks() if device.type == "cpu" and holds_indices(gm) else {}
     module = with_class_checks(as_steps(gm)) if checks else as_steps(gm)
     with linkage_told(device):
         compiled = cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=(checks | options) or None))

@@ -108,7 +108,8 @@ def bind(
         follow=lambda told: task.bind(choices_from(told, regions, place), _Settled(told.runs, told.note))[0],
     )
     if not isinstance(found, Apart):
-        make_known(module, args, dict(kwargs), place)
+        if settings.on_miss == "tune":
+            make_known(module, args, dict(kwargs), place)
         return found
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {found.reason}")
@@ -120,7 +121,7 @@ def is_known(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     decision.
     """
     place = place_for(device_of([*tensors_among(args, kwargs), *module.parameters()]), settings)
-    return not isinstance(place.cache.get_alias(_call_digest(module, args, kwargs), place.target, place.contract), Miss)
+    return not isinstance(place.alias(_call_digest(module, args, kwargs)), Miss)
 
 
 def make_known(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> None:

@@ -331,7 +331,7 @@ class Dispatcher:
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None) -> Bound | Unbound:
         if _signature(args, kwargs) is None:
-            return Unbound("an argument is a tensor that is not plain: sparse, quantised, nested or a subclass")
+            return Unbound("an argument is not a plain tensor: it is sparse, quantised, nested, or a tensor subclass")
         try:
             return bind(self._module, args, kwargs, settings, progress)
         except CacheMissError:

@@ -150,7 +150,7 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         without_undefined_seeds(joint)
         forward, backward = _partition(joint, joint_inputs, **kwargs)
-        found.append(CapturedGraph("backward", copy.deepcopy(backward), frozenset(), _origins(backward)))
+        found.append(CapturedGraph("backward", _own_copy(backward), frozenset(), _origins(backward)))
         return forward, backward
 
     # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
@@ -178,9 +178,15 @@ def _mode_of(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
             mode.fake_tensor_converter = type(mode.fake_tensor_converter)()
 
 
-def _own_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Tracing may edit a graph; a module with parameters is only called, and copying its weights would be dear."""
-    return copy.deepcopy(module) if isinstance(module, fx.GraphModule) else module
+def _own_copy(module: Any) -> Any:
+    """A graph of its own, since tracing may edit it, over the same constants: a fake mode cannot copy those. Any other module
+    is only called.
+    """
+    if not isinstance(module, fx.GraphModule):
+        return module
+    copied = fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta.update(module.meta)
+    return copied
 
 
 def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompiler, partition: Callable[..., Any]) -> Any:

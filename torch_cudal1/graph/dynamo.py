@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import re
 import types
 import warnings
@@ -28,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.recurrent import served
 
-__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "source_value"]
+__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment", "source_value"]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
@@ -154,6 +155,7 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         from torch._dynamo.symbolic_convert import InstructionTranslator
         from torch._guards import TracingContext
 
+        guard_the_environment()
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         found.clear()  # Dynamo may start over
         found["graph"], found["inputs"] = graph, tuple(inputs)
@@ -230,6 +232,28 @@ def _in_one_line(error: BaseException) -> str:
     explained = next((line for line in lines if line.startswith("Explanation:")), "")
     told = ": ".join([*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])])
     return f"{type(error).__name__}: {told}"
+
+
+def guard_the_environment() -> None:
+    """Have Dynamo guard which environment variables there are, where it read any: a name that it did not find it forgets.
+
+    To be called by a backend, while Dynamo compiles.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    reads = {guard.originating_source for guard in guards if getattr(guard.originating_source, "member", "") == "environ"}
+    for source in reads:
+        output = InstructionTranslator.current_tx().output
+        scope = {"L": output.local_scope, "G": output.global_scope}
+        if isinstance(source.get_value(scope, {}, {}), os._Environ):
+            guards.add(AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH))
 
 
 def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:

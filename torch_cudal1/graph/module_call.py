@@ -111,7 +111,8 @@ def capture_module_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)
     given = tensors_among(args, kwargs)
-    if strange := next((tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None):
+    strange = next((tensor for tensor in given if tensor.layout != torch.strided or tensor.is_quantized), None)
+    if strange is not None:
         raise NotLowerableError(f"an input is {_describe(strange)}, only plain strided tensors are served")
     capture = capture_call(module, args, kwargs)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-__all__ = ["IndexOutOfRangeError", "as_eager_raises", "cpu_index_checks", "loses_a_check", "with_class_checks"]
+__all__ = ["IndexOutOfRangeError", "as_eager_raises", "cpu_index_checks", "holds_indices", "loses_a_check", "with_class_checks"]
 
 _NAME = "checked_index"
 # operator: position of the indices among its arguments, whether negative ones count from the end; the indexed dimension is
@@ -50,6 +50,9 @@ _VIEWS = {
     "aten.repeat.default",
     "prims.convert_element_type.default",
 }
+
+
+_INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class IndexOutOfRangeError(IndexError):
@@ -186,6 +189,12 @@ def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 def _classes(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes")
+
+
+def holds_indices(module: fx.GraphModule) -> bool:
+    """Whether any value in a Dynamo graph may be an index: whatever holds none is compiled as torch.compile compiles it."""
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    return any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
 
 
 def loses_a_check(module: torch.nn.Module) -> str:

@@ -23,7 +23,7 @@ from torch_cudal1.program.execute import Runner, prepare
 from torch_cudal1.program.index_checks import cpu_index_checks
 from torch_cudal1.program.last_step import parted
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
-from torch_cudal1.program.operator import register, run_operator
+from torch_cudal1.program.operator import register, run_operator, value_specs
 from torch_cudal1.program.pages import in_huge_pages
 from torch_cudal1.program.random_graph import RandomGraph, refuse_host_numbers
 from torch_cudal1.stand_in import linkage_told
@@ -65,7 +65,7 @@ def build(
         runner = prepare(program, device)
     else:
         defaults = (_NO_CXX if _is_all_on_cuda(program) else {}) | (_AUTOTUNE if base == "max-autotune" else {})
-        checks = cpu_index_checks() if device.type == "cpu" else {}
+        checks = cpu_index_checks() if device.type == "cpu" and _holds_indices(program) else {}
         runner = _inductor(program, device, defaults | checks | dict(options or {}))
         if device.type == "cpu":
             runner = in_huge_pages(runner)
@@ -138,6 +138,10 @@ def _inductor(program: Program, device: torch.device, options: dict[str, Any]) -
         return list(compiled(*inputs))
 
     return run
+
+
+def _holds_indices(program: Program) -> bool:
+    return any(spec.dtype.startswith("int") for spec in value_specs(program).values())
 
 
 def _is_all_on_cuda(program: Program) -> bool:
