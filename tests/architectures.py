@@ -291,3 +291,21 @@ def build(name: str) -> Architecture:
         mask[1, -4:] = 0
         masked[recipe.mask] = mask
     return Architecture(model, inputs, masked)
+
+
+# Models of timm, by their names there; small images. timm needs torchvision, which has no build beside the CPU torch of the tests.
+TIMM = (
+    "resnet18", "resnetv2_50", "regnety_002", "efficientnet_b0", "mobilenetv3_small_100", "convnext_atto", "densenet121",
+    "vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s32_224", "coat_tiny", "poolformer_s12",
+    "edgenext_xx_small", "beit_base_patch16_224", "levit_128s",
+)  # fmt: skip
+
+
+def build_timm(name: str, device: torch.device) -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    """The model of that name with weights from a fixed seed in eval mode, and two images for it."""
+    import timm
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained=False).eval().to(device)
+        return model, (torch.randn(2, 3, 224, 224, device=device),)

@@ -83,7 +83,9 @@ def restore(module: M) -> M:
     """Undo `accelerate`: the module is exactly as it was, and keeps every change made to its weights meanwhile."""
     dispatcher = module._compiled_call_impl
     if isinstance(dispatcher, Dispatcher):
-        module._compiled_call_impl = dispatcher.replaced
+        vars(module).pop("_compiled_call_impl", None)
+        if dispatcher.replaced is not None:
+            module._compiled_call_impl = dispatcher.replaced
     _left_alone.pop(module, None)
     return module
 

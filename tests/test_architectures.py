@@ -1,0 +1,184 @@
+"""Models of the transformers library, unmodified: both doors capture them whole, under one key, and answer as eager does.
+
+Decisions are planted, so that what runs is a swapped graph. Before and after, every tensor, attribute and random generator of the
+model is compared bit for bit. Models of timm are tried where timm is installed, on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import torch_cudal1
+from tests.architectures import ARCHITECTURES, TIMM, Architecture, build, build_timm
+from tests.entries import Runs, plant_regions
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
+
+# What only PyTorch runs: their experts are an operator of the library's own, which has no data form.
+NO_DATA_FORM = {"mixtral": "grouped_mm", "qwen2_moe": "grouped_mm"}
+TRAINED = (
+    *("albert", "bert", "bloom", "clip_text", "deberta_v2", "distilbert", "electra", "falcon", "gemma2", "gpt2", "gpt_neox"),
+    *(
+        "granite",
+        "llama",
+        "mistral",
+        "modernbert",
+        "mpnet",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "roberta",
+        "starcoder2",
+    ),
+)
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """Everything that a capture could have changed: tensors by value, version and identity, attributes, generators."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    found: list[Any] = [(name, id(tensor), tensor._version, tensor.detach().clone()) for name, tensor in tensors]
+    for part in model.modules():
+        own = {name: value for name, value in vars(part).items() if name != "_compiled_call_impl"}  # where accelerate sits
+        plain = {name: value for name, value in own.items() if isinstance(value, (bool, int, float, str, type(None)))}
+        found.append((type(part), sorted(plain.items(), key=repr), sorted(own), part.training))
+        found += [value.detach().clone() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    return [*found, torch.get_rng_state(), random.getstate(), torch.get_default_dtype(), torch.is_grad_enabled()]
+
+
+def assert_equal(got: Any, expected: Any) -> None:
+    """Bit for bit."""
+    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(expected)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
+
+
+def assert_close(got: Any, expected: Any) -> None:
+    """Results of one class, with equal fields and tensors that differ by rounding at most."""
+    assert type(got) is type(expected)
+    ours, form = pytree.tree_flatten(got)
+    theirs, wanted = pytree.tree_flatten(expected)
+    assert form == wanted
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        else:
+            assert one == other
+
+
+def keys_of_backend(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
+    """The keys of the graphs that Dynamo brings to a backend."""
+    keys: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs = trace(gm, inputs).graphs
+        keys.extend(lower(graph.module, static=graph.static, kind=graph.kind).region.key for graph in graphs)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(**inputs)
+    torch._dynamo.reset()
+    return keys
+
+
+def check_inference(found: Architecture, inputs: dict[str, Any], runs: Runs, cache_dir: Path, *, doors: bool = True) -> None:
+    """One form of call: its regions are the backend's, nothing is changed before it, and it answers as eager does."""
+    model = found.model
+    with torch.no_grad():
+        expected = model(**inputs)
+        before = state_of(model)
+        regions = captured_regions(model, (), inputs)
+        plant_regions(regions, cache_dir, device=str(next(iter(model.parameters())).device))
+        torch_cudal1.accelerate(model, inputs, cache_dir=cache_dir, strictness="error")
+        assert_equal(state_of(model), before)
+        assert not torch_cudal1.explain(model).left_out
+        started = runs.total
+        for _ in range(2):
+            assert_close(model(**inputs), expected)
+        assert runs.total == started + 2
+        torch_cudal1.restore(model)
+        if doors:
+            assert [region.key for region in regions] == keys_of_backend(model, inputs)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in NO_DATA_FORM])
+def test_both_doors_capture_it_whole_and_answer_as_eager_does(name: str, runs: Runs, tmp_path: Path) -> None:
+    found = build(name)
+    check_inference(found, found.masked, runs, tmp_path)
+    if found.masked.keys() != found.inputs.keys():
+        check_inference(found, found.inputs, runs, tmp_path, doors=False)
+
+
+@pytest.mark.parametrize("name", NO_DATA_FORM)
+def test_what_has_no_data_form_is_left_to_pytorch_with_the_reason(name: str, tmp_path: Path) -> None:
+    found = build(name)
+    with torch.no_grad():
+        expected = found.model(**found.masked)
+        torch_cudal1.accelerate(found.model, found.masked, cache_dir=tmp_path)
+        assert NO_DATA_FORM[name] in " ".join(torch_cudal1.explain(found.model).left_out)
+        assert_close(found.model(**found.masked), expected)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> None:
+    found = build(name)
+    own, inputs = copy.deepcopy(found.model), found.masked
+    before = state_of(found.model)
+    regions = captured_regions(found.model, (), inputs)
+    plant_regions(regions, tmp_path)
+    torch_cudal1.accelerate(found.model, inputs, cache_dir=tmp_path, strictness="error")
+    assert_equal(state_of(found.model), before)
+    for model in (found.model, own):  # of a result that nobody uses, eager has no gradient where a compiled step has zeros
+        outputs = [leaf for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        torch.stack([output.square().mean() for output in outputs]).sum().backward()
+    assert (runs.forward, runs.backward) == (1, 1)
+    for (one, parameter), other in zip(found.model.named_parameters(), own.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None), one
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-6, msg=lambda text, one=one: f"{one}: {text}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TIMM)
+def test_models_of_timm_are_captured_by_both_doors(name: str, runs: Runs, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    found = build_timm(name, torch.device("cuda"))
+    model, (x,) = found
+    with torch.no_grad():
+        expected = model(x)
+        before = state_of(model)
+        regions = captured_regions(model, (x,))
+        plant_regions(regions, tmp_path, device="cuda:0")
+        torch_cudal1.accelerate(model, x, cache_dir=tmp_path, strictness="error")
+        assert_equal(state_of(model), before)
+        torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3)
+        assert runs.total == 1
+        keys: list[str] = []
+
+        def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            keys.extend(lower(g.module, static=g.static, kind=g.kind).region.key for g in trace(gm, inputs).graphs)
+            return gm.forward
+
+        torch_cudal1.restore(model)
+        torch._dynamo.reset()
+        torch.compile(model, backend=backend)(x)
+    assert keys == [region.key for region in regions]
+
+
+def test_there_are_at_least_37_and_14_and_20() -> None:
+    assert len(ARCHITECTURES) >= 37
+    assert len(TIMM) >= 14
+    assert len(TRAINED) >= 20
