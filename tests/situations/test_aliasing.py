@@ -164,17 +164,12 @@ def running_statistics(door: Door) -> Any:
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())
-WRONG_IN_TORCH_COMPILE = (
-    "an_argument_that_is_the_written_buffer",
-    "an_argument_that_is_a_part_of_the_buffer",
-    "overlapping_arguments",
-)
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_memory_is_as_eager_leaves_it(scene: Scene, door: str, tmp_path: Path) -> None:
-    check(scene, door, tmp_path, WRONG_IN_TORCH_COMPILE)
+    check(scene, door, tmp_path)
 
 
 def test_there_are_enough_scenes() -> None:

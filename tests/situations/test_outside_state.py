@@ -325,13 +325,12 @@ def a_property(door: Door) -> Any:
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())
-WRONG_IN_TORCH_COMPILE = ("an_inherited_method", "a_patched_class_of_a_child")
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_the_answer_is_that_of_what_is_there_now(scene: Scene, door: str, tmp_path: Path) -> None:
-    check(scene, door, tmp_path, WRONG_IN_TORCH_COMPILE)
+    check(scene, door, tmp_path)
 
 
 def test_there_are_enough_scenes() -> None:

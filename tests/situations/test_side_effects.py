@@ -227,13 +227,12 @@ def a_hook_that_comes_later(door: Door) -> Any:
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())
-WRONG_IN_TORCH_COMPILE = ("a_hook_that_comes_later",)
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_what_is_done_is_done_once_a_call(scene: Scene, door: str, tmp_path: Path) -> None:
-    check(scene, door, tmp_path, WRONG_IN_TORCH_COMPILE)
+    check(scene, door, tmp_path)
 
 
 def test_there_are_enough_scenes() -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
 from torch_cudal1.watched import ABSENT, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
@@ -87,6 +88,8 @@ _READ_ONLY = {  # attributes that cannot be assigned
 }
 _MAX_ITEMS = 1024
 _SLOTS = ("_parameters", "_buffers", "_modules")
+# Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it again.
+_FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _WITHOUT_HOOKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
@@ -150,6 +153,9 @@ class GuardSplit:
         if entry.guard_type in _STATE:
             return False
         source = entry.orig_guard.originating_source
+        if _FORGETS_CLASSES and entry.has_value and isinstance(entry.value, type) and not _is_torchs(entry.value.__module__):
+            for base in entry.value.__mro__[:-1]:
+                self._content(base)
         if getattr(_root(source), "local_name", "") in ("args", "kwargs"):
             return not _is_in_signature(entry, source)
         try:  # the records of steps that were proven stay where a later one is not: they serve other guards too

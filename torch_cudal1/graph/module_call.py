@@ -131,7 +131,7 @@ def _with_guards(capture: DynamoCapture, watched: Watched, given: Sequence[torch
         outputs = _outputs(capture, given, held)
     except NotLowerableError as problem:
         whole = ("all",)
-        guard, check = ModuleGuard(watched), capture.guards()
+        guard, check = ModuleGuard(split.records()), capture.guards()
         return ModuleCall(
             capture.graph, capture.inputs, guard, check, None, None, problem.reason, whole, capture.function, module, same
         )
