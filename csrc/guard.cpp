@@ -176,9 +176,12 @@ struct Home {
   }
 };
 
+// The names of a class, or of a dict itself. Classes made in C have none here from Python 3.12 on, and no record names one.
+PyObject* names_of(PyObject* table) { return PyType_Check(table) ? reinterpret_cast<PyTypeObject*>(table)->tp_dict : table; }
+
 // A record (table, key, value, absent): a name in a dict or in the body of a class.
 bool same_lookup(PyObject* record) {
-  PyObject *table = at_(record, 0), *dict = PyType_Check(table) ? reinterpret_cast<PyTypeObject*>(table)->tp_dict : table;
+  PyObject* dict = names_of(at_(record, 0));
   PyObject* now = PyDict_GetItemWithError(dict, at_(record, 1));
   if (now == nullptr && PyErr_Occurred()) throw python_error();
   return at_(record, 3) == Py_True ? now == nullptr : now == at_(record, 2);
@@ -244,7 +247,7 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
   const Test any = [](PyObject*) { return true; };
   const Test table = [](PyObject* r) {
     PyObject *owner = at_(r, 0), *keys = at_(r, 1), *values = at_(r, 2);
-    return (PyDict_Check(owner) || PyType_Check(owner)) && PyTuple_CheckExact(keys) && PyTuple_CheckExact(values) &&
+    return (PyDict_Check(owner) || PyType_Check(owner)) && names_of(owner) != nullptr && PyTuple_CheckExact(keys) && PyTuple_CheckExact(values) &&
         PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values);
   };
   const struct {
@@ -255,7 +258,10 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
       {2, [](PyObject* r) { return PyTuple_CheckExact(at_(r, 1)) != 0; }},
       {2, [](PyObject* r) { return PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1)); }},
       {0, [](PyObject* r) { return PyDict_Check(r) != 0; }},
-      {4, [](PyObject* r) { return PyDict_Check(at_(r, 0)) != 0 || PyType_Check(at_(r, 0)) != 0; }},
+      {4, [](PyObject* r) {
+         PyObject* table = at_(r, 0);
+         return (PyDict_Check(table) || PyType_Check(table)) && names_of(table) != nullptr;
+       }},
       {4, [](PyObject* r) { return PyFunction_Check(at_(r, 0)) != 0; }},
       {2, [](PyObject* r) { return PyCell_Check(at_(r, 0)) != 0; }},
       {0, [](PyObject* r) { return THPVariable_CheckExact(r); }},

@@ -189,6 +189,8 @@ class GuardSplit:
         if isinstance(value, types.ModuleType):
             return False
         if isinstance(value, type):
+            if not value.__flags__ & _HEAP_TYPE:  # a class made in C: nobody can assign to it
+                return True
             return self._note("tables", ("table", id(value)), lambda: _table(f"class {value.__qualname__}", vars(value), value))
         if type(value) is tuple:
             return True
@@ -326,6 +328,8 @@ class GuardSplit:
         """A name in a dict or in the body of a class. Names of torch itself are not looked after: they are not the user's to
         change.
         """
+        if isinstance(table, type) and not table.__flags__ & _HEAP_TYPE:  # a class made in C: nobody can assign to it
+            return value
         named = table.__module__ if isinstance(table, type) else table.get("__name__", "") if type(table) is dict else ""
         if not _is_torchs(str(named)) and ("table", id(table)) not in self._known:
             where = f"{table.__qualname__}.{key}" if isinstance(table, type) else f"{named or 'a dict'}.{key}"
