@@ -134,7 +134,7 @@ def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
     evidence = {**choice.entry.evidence, "baselines_us": raced, "baseline_failures": {"inductor": failed} if failed else {}}
     found = replace(choice, entry=replace(choice.entry, evidence=evidence))
     assert binding._may_lose_to_compile(found) is beside
-    built = binding._contenders(NET, None, (found,), lambda: None)  # type: ignore[arg-type, return-value]
+    built = binding._contenders(NET, None, (found,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
     assert ("torch.compile" in built) is beside
     assert ("cudal1" in built) is (origin != "baseline" or schedule != "eager")
 

@@ -173,7 +173,7 @@ class _Task:
             built = _fill(traced, self.lowered, choices, place)
             return traced.call, _direct(traced, self.lowered, built, captured)
 
-        builders = _contenders(self.module, captured, choices, fill)
+        builders = _contenders(self.module, captured, choices, fill, _written(traced))
         nothing = _Settled("eager", "eager is the fastest baseline and nothing beat it")
         settled = settled or _settled(builders, choices, place)
         # outside a search nobody waits for torch.compile where it is one baseline among others
@@ -277,6 +277,7 @@ def _contenders(
     captured: ModuleCall,
     choices: tuple[Choice, ...],
     fill: Callable[[], tuple[Callable[..., Any], Direct | None]],
+    written: frozenset[int],
 ) -> dict[str, Callable[[], Call]]:
     """Builders of what may run instead of the module's own forward: the choices graph by graph, and torch.compile where that is
     not known to be slower.
@@ -295,7 +296,7 @@ def _contenders(
 
     def graph_by_graph() -> Call:
         whole, direct = fill()
-        return _Served(twice(keeping_versions(captured.around(whole), module)), direct, captured.guard, module)
+        return _Served(twice(keeping_versions(captured.around(whole, written), module)), direct, captured.guard, module)
 
     def twice(call: Call) -> Call:
         return differentiable_twice(call, module, captured.guard) if training and not random else call

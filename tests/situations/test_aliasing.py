@@ -157,6 +157,20 @@ def a_cache_that_is_written_at_a_position(door: Door) -> Any:
     return found
 
 
+def an_argument_that_is_a_row_of_the_written_cache(door: Door) -> Any:
+    def forward(self: Any, x: torch.Tensor, box: Any) -> torch.Tensor:
+        box.keys.add_(1.0)
+        return self.h(x) + x
+
+    module, found = around(forward), []
+    call = door(module, X[:2], types.SimpleNamespace(keys=torch.zeros(6, 8)))
+    for rows in (None, slice(0, 2), slice(3, 5), None):
+        box = types.SimpleNamespace(keys=torch.zeros(6, 8))
+        x = X[:2] if rows is None else box.keys[rows]
+        found.append((call(x, box).clone(), box.keys.clone()))
+    return found
+
+
 def running_statistics(door: Door) -> Any:
     module = around(lambda self, x: self.norm(self.h(x)))
     module.norm = nn.BatchNorm1d(8)

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.recurrent import served
 
-__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment", "source_value"]
+__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment"]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
@@ -63,7 +63,6 @@ class DynamoCapture:
     sources: tuple[Any, ...]
     globals: dict[str, Any]
     locals: dict[str, Any]
-    codes: tuple[types.CodeType, ...] = ()  # every function that was traced
     unchanged: tuple[Unchanged, ...] = ()
     _output: Any = None
     _modes: frozenset[Any] = frozenset()
@@ -104,7 +103,7 @@ class DynamoCapture:
     def guards(self, keep: Callable[[Entries], Sequence[bool]] | None = None) -> Callable[[dict[str, Any]], bool]:
         """The check of Dynamo's guards, all of them or those that `keep` says: takes the locals {module, args, kwargs}.
 
-        Raises NotLowerableError where Dynamo cannot guard the call, or `keep` left nothing to check the reason is the caller's.
+        Raises NotLowerableError where Dynamo cannot guard the call.
         """
         from torch._dynamo.hooks import Hooks
         from torch._dynamo.utils import dynamo_timed
@@ -181,14 +180,12 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if not all(isinstance(item, torch.Tensor) for item in found["inputs"]):
         raise NotLowerableError("its graph takes a number that changes from call to call")
     (name,) = (key for key in names if key.startswith("__compiled_fn"))
-    codes = tuple(output.traced_code)
     return DynamoCapture(
         found["graph"],
         found["inputs"],
         found["sources"],
         names,
         locals_,
-        codes=codes,
         unchanged=found["unchanged"],
         _output=output,
         _modes=frozenset(found["modes"]),
@@ -335,11 +332,3 @@ def _spelled(source: Any) -> str:
         .replace(".['", ".")
         .replace("']", "")
     )
-
-
-def source_value(capture: DynamoCapture, source: Any) -> Any:
-    """What `source` reads in the captured call. Raises what Python raises where it reads nothing any more."""
-    from torch._dynamo.guards import _get_closure_vars
-
-    scope = {"L": capture.locals, "G": capture.globals, **_get_closure_vars()}
-    return source.get_value(scope, {}, {})

@@ -12,6 +12,7 @@ nothing, and its guard is kept.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -256,7 +257,7 @@ class GuardSplit:
         name = getattr(source, "global_name", None)
         if name in self.capture.globals:  # names of the frame that was captured, which is our own
             value = self.capture.globals[name]
-            return _Names(_Builtins) if str(name).startswith("__builtins_dict__") else value
+            return _Names(builtins) if str(name).startswith("__builtins_dict__") else value
         raise _UnprovenError(type(source).__name__)
 
     def _attribute(self, value: Any, name: str) -> Any:
@@ -299,8 +300,8 @@ class GuardSplit:
     def _item(self, value: Any, index: Any) -> Any:
         if isinstance(value, _Names):
             owner = value.owner
-            if owner is _Builtins:
-                return vars(_BUILTINS)[index]
+            if owner is builtins:
+                return vars(builtins)[index]
             if isinstance(owner, type):
                 return self._lookup(owner, index, vars(owner)[index])
             self._home(owner)
@@ -347,14 +348,6 @@ class GuardSplit:
     def _function(self, function: types.FunctionType) -> None:
         if not _is_torchs(function.__module__ or ""):
             self._note("codes", ("function", id(function)), lambda: Code.of(f"function {function.__qualname__}", function))
-
-
-class _Builtins:
-    """Stands for the names of Python itself, which nobody changes."""
-
-
-_BUILTINS = types.ModuleType("builtins")
-vars(_BUILTINS).update(vars(__import__("builtins")))
 
 
 def _table(where: str, table: Any, owner: type | None = None) -> Table:

@@ -35,7 +35,7 @@ class ModuleCall:
 
     `inputs[i]` is the example tensor of the graph's placeholder i. `sources[i]` is where a later call takes it from: the number of
     a tensor among the arguments, or a tensor of the module; `sources` and `outputs` are None in the form that runs bytecode, and
-    `form` says why. `guarded_by_dynamo` names the guards that `conditions` checks.
+    `form` says why.
     """
 
     graph: fx.GraphModule
@@ -45,24 +45,18 @@ class ModuleCall:
     sources: tuple[int | torch.Tensor, ...] | None
     outputs: OutputTemplate | None
     form: str
-    guarded_by_dynamo: tuple[str, ...]
     _bytecode: Callable[[Callable[..., Any]], Callable[..., Any]] | None
     _module: torch.nn.Module
     _passed_through: Mapping[int, int]
 
-    @property
-    def static(self) -> frozenset[int]:
-        """Placeholders whose tensor is the module's own, the same in every call."""
-        return frozenset(i for i, source in enumerate(self.sources or ()) if not isinstance(source, int))
-
-    def around(self, compiled: Callable[..., Any]) -> Call:
-        """A callable with the module's calling convention around `compiled`, which takes and returns the graph's tensors.
-
-        It keeps neither the example tensors nor this.
+    def around(self, compiled: Callable[..., Any], written: frozenset[int] = frozenset()) -> Call:
+        """A callable with the module's calling convention around `compiled`, which takes and returns the graph's tensors, and
+        writes to the placeholders `written`. It keeps neither the example tensors nor this.
         """
         sources, outputs, module = self.sources, self.outputs, self._module
         if sources is None or outputs is None:
             assert self._bytecode is not None
+            compiled = _for_such_memory(compiled, self.graph, self.inputs, written)
             function = self._bytecode(_passing_through(compiled, self._passed_through))
             return lambda args, kwargs: function(module, args, kwargs)
         build = None if outputs.first else outputs.build
@@ -130,13 +124,10 @@ def _with_guards(capture: DynamoCapture, watched: Watched, given: Sequence[torch
         held = {id(record.tensor): record.tensor for record in watched.tensors}
         outputs = _outputs(capture, given, held)
     except NotLowerableError as problem:
-        whole = ("all",)
         guard, check = ModuleGuard(split.records()), capture.guards()
-        return ModuleCall(
-            capture.graph, capture.inputs, guard, check, None, None, problem.reason, whole, capture.function, module, same
-        )
+        return ModuleCall(capture.graph, capture.inputs, guard, check, None, None, problem.reason, capture.function, module, same)
     conditions, guard = (check if split.kept else None), ModuleGuard(split.records())
-    return ModuleCall(capture.graph, capture.inputs, guard, conditions, sources, outputs, "", tuple(split.kept), None, module, same)
+    return ModuleCall(capture.graph, capture.inputs, guard, conditions, sources, outputs, "", None, module, same)
 
 
 def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
@@ -171,6 +162,35 @@ def _outputs(capture: DynamoCapture, given: Sequence[torch.Tensor], held: Mappin
         return capture.function(lambda *inputs: tuple(markers))(module, args, kwargs)
 
     return learn_outputs(run, len(output.args[0]), given, held, fixed)
+
+
+def _for_such_memory(
+    compiled: Callable[..., Any], graph: fx.GraphModule, example: Sequence[torch.Tensor], written: frozenset[int]
+) -> Callable[..., Any]:
+    """`compiled` for inputs that share memory as the example's do, where one of them is written; the graph's own operators for
+    others.
+    """
+    if not written:
+        return compiled
+    expected = _shared(example, written)
+
+    def run(*inputs: torch.Tensor) -> Any:
+        return compiled(*inputs) if _shared(inputs, written) == expected else graph(*inputs)
+
+    return run
+
+
+def _shared(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> frozenset[tuple[int, int]]:
+    """Pairs of tensors whose memory overlaps, one of them written. One sweep over the addresses: few overlap at all."""
+    spans = sorted((*_span(tensor), number) for number, tensor in enumerate(tensors))
+    open_spans: list[tuple[int, int, int]] = []
+    found = set()
+    for begin, end, number in spans:
+        open_spans = [span for span in open_spans if span[1] > begin]
+        if end > begin:
+            found |= {(min(number, other), max(number, other)) for _, _, other in open_spans if {number, other} & written}
+            open_spans.append((begin, end, number))
+    return frozenset(found)
 
 
 def _passing_through(compiled: Callable[..., Any], outputs: Mapping[int, int]) -> Callable[..., Any]:
