@@ -4,6 +4,7 @@ is.
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
