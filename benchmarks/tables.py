@@ -37,6 +37,9 @@ _WARM = (
     "h200-warm-start-offline-earlier.json",
 )
 _OVERHEAD = (
+    "h200-overhead-dynamo-after-2.json",
+    "h200-overhead-dynamo-after.json",
+    "h200-overhead-dynamo-before.json",
     "h200-overhead-3.json",
     "h200-overhead-2.json",
     "h200-overhead.json",
