@@ -145,6 +145,61 @@ def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(cour
         assert other.judge(REFERENCE, detached, timed=False).verdict.failure is None
 
 
+FOR_ITS_FORM_ONLY = {
+    "refuses other layouts": within("if not x.is_contiguous(): raise ValueError('rows only')"),
+    "is wrong in other layouts": within("x = x.as_strided(x.shape, (x.shape[1], 1))"),
+    "is wrong for other rows": within("if x.shape[0] != 16: x = x * 2"),
+    "is wrong in train mode": within("x = x * (2 if self.training else 1)"),
+}
+
+
+@pytest.mark.parametrize("name", FOR_ITS_FORM_ONLY)
+def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(court: PairCourt, name: str) -> None:
+    candidate = FOR_ITS_FORM_ONLY[name]
+    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+        assert other.judge(REFERENCE, candidate, timed=False).verdict.failure is None
+    failure = court.judge(REFERENCE, candidate, timed=False).verdict.failure
+    if name == "refuses other layouts":  # an error misleads nobody, whoever calls it
+        assert failure is None
+    else:
+        assert failure is not None
+        assert failure.name in ("layouts", "shapes", "mode")
+
+
+def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(court: PairCourt) -> None:
+    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+        failure = other.judge(
+            REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
+        ).verdict.failure
+    assert failure is not None
+    assert failure.name == "numerics"
+
+
+SHRINKING = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.softshrink(x, 0.25)
+
+def get_inputs(): return [torch.randn(16, 32)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_special_values_are_right_as_eager_or_as_inductor_has_them(court: PairCourt, swallows: bool) -> None:
+    """Of a NaN, softshrink makes a NaN in eager and 0 in what Inductor compiles for a CPU."""
+    body = SHRINKING.replace("Model(", "ModelNew(").split("def get_inputs")[0]
+    result = "torch.where(x > 0.25, x - 0.25, torch.where(x < -0.25, x + 0.25, 0.0))" if swallows else "x - x.clamp(-0.25, 0.25)"
+    honest = body.replace("torch.nn.functional.softshrink(x, 0.25)", result)
+    assert court.judge(SHRINKING, honest, timed=False).verdict.failure is None
+    cheat = honest.replace(result, f"torch.nan_to_num({result}, 7.0)")
+    failure = court.judge(SHRINKING, cheat, timed=False).verdict.failure
+    assert failure is not None
+    assert failure.name == "special"
+
+
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(court: PairCourt, name: str) -> None:
     source, word = UNUSABLE[name]

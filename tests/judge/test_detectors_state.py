@@ -14,7 +14,7 @@ from torch_cudal1.judge.detectors.concurrent import capture, reentrancy, stream_
 from torch_cudal1.judge.detectors.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.detectors.history import call_history, repeat
 from torch_cudal1.judge.detectors.impostors import impostor
-from torch_cudal1.judge.detectors.modes import grad, mode, state_dict
+from torch_cudal1.judge.detectors.modes import grad, mode, state_dict, train_mode
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.detectors.rights import rights
 from torch_cudal1.judge.detectors.special import special
@@ -256,18 +256,24 @@ ROWS: dict[str, Row] = {
                 "x + y)", "x + y), self.norm.running_mean, self.norm.running_var, self.norm.weight, self.norm.bias"
             )
         },
-        "standard",
-        (mode,),
+        "fast",
+        (train_mode,),
         "mode",
     ),
-    "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "standard", (mode,), "mode"),
+    "the statistics of the first step only": (
+        {"before": "if self.training and int(self.norm.num_batches_tracked) > 0: self.norm.momentum = 0.0"},
+        "fast",
+        (train_mode,),
+        "mode",
+    ),
+    "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "fast", (train_mode,), "mode"),
     "autocast switched off": (
         {"result": "torch.autocast('cpu', enabled=False)(self.plain)(x, y)"},
         "standard",
         (mode,),
         "mode",
     ),
-    "all modes": ({"before": "self.calls = getattr(self, 'calls', 0) + 1"}, "standard", (state_dict, mode), None),
+    "all modes": ({"before": "self.calls = getattr(self, 'calls', 0) + 1"}, "standard", (state_dict, train_mode, mode), None),
     # gradients
     "detached": ({"result": "self.plain(x, y).detach()"}, "fast", (grad,), "grad"),
     "half a gradient": (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.judge.programs import V, linear_relu, op, spec, subject
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
-from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.model import Aten, Program, TensorSpec
 
 CPU = torch.device("cpu")
 
@@ -171,3 +174,52 @@ def test_a_transposed_convolution_in_groups_has_a_float64_result_too() -> None:
     assert not isinstance(exact, Infeasible)
     wanted = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), stride=2, groups=2)
     torch.testing.assert_close(exact[0], wanted)
+
+
+def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() -> None:
+    """Fused attention yields heads behind rows in memory, which the model then views as one row; its formula yields them before."""
+    attend = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2)), (), (3, 4), many=True)
+    steps = (
+        attend,
+        op("aten.transpose.int", V(3), 1, 2, out=5),
+        op("aten.view.default", V(5), (2, 7, 24), out=6),
+    )
+    program = Program((spec(2, 3, 7, 8, dtype=torch.bfloat16),) * 3, steps, (6,))
+    q, k, v = (torch.randn(2, 3, 7, 8).bfloat16() for _ in range(3))
+    exact = exact_outputs(program, [q, k, v], CPU)
+    assert not isinstance(exact, Infeasible)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(exact[0], expected.transpose(1, 2).reshape(2, 7, 24))
+
+
+def test_what_is_taken_by_strides_is_taken_from_memory_as_eager_lays_it_out() -> None:
+    attend = Aten("aten._scaled_dot_product_flash_attention_for_cpu.default", (V(0), V(1), V(2)), (), (3, 4), many=True)
+    steps = (attend, op("aten.as_strided.default", V(3), (2, 7, 24), (168, 24, 1), out=5))
+    program = Program((spec(2, 3, 7, 8),) * 3, steps, (5,))
+    q, k, v = (torch.randn(2, 7, 3, 8).transpose(1, 2) for _ in range(3))
+    program = replace(program, inputs=tuple(TensorSpec.of(tensor) for tensor in (q, k, v)))
+    exact = exact_outputs(program, [q, k, v], CPU)
+    assert not isinstance(exact, Infeasible)
+    torch.testing.assert_close(exact[0].float(), interpret(program, CPU)([q, k, v])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("forms", [((12, 5), (3, 5, 4)), ((5, 12), (12, 4)), ((3, 6, 5), (5, 12)), ((3, 6, 5), (3, 5, 4))])
+def test_grouped_products_follow_their_formula(forms: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    left, right = (torch.randn(form).bfloat16() for form in forms)
+    grouped = not (left.dim() == right.dim() == 3)
+    ends = torch.tensor([4, 4, 12], dtype=torch.int32)
+    specs = (TensorSpec.of(left), TensorSpec.of(right), *([TensorSpec.of(ends)] if grouped else []))
+    step = op("aten._grouped_mm.default", V(0), V(1), *([V(2)] if grouped else []), out=len(specs))
+    exact = exact_outputs(Program(specs, (step,), (len(specs),)), [left, right, ends][: len(specs)], CPU)
+    assert not isinstance(exact, Infeasible)
+    a, b = left.double(), right.double()
+    cut = [slice(0, 4), slice(4, 4), slice(4, 12)]
+    if not grouped:
+        expected = a @ b
+    elif a.dim() == 3:
+        expected = torch.cat([a[g] @ b[:, part] for g, part in enumerate(cut)], 1)
+    elif b.dim() == 3:
+        expected = torch.cat([a[part] @ b[g] for g, part in enumerate(cut)])
+    else:
+        expected = torch.stack([a[:, part] @ b[part] for part in cut])
+    torch.testing.assert_close(exact[0], expected)

@@ -156,7 +156,7 @@ def _adopted(task: TrainingTask, found: Evolved, job: _Job, progress: ProgressCa
     winners = [entry for entry in found.winners if entry.score > _SUCCESS][: job.keep]
     if not winners:
         return tried
-    pair = PairJob(job.place.settings, job.place.contract, job.place.device, gradients=False, trust="foreign")
+    pair = PairJob(job.place.settings, job.place.contract, job.place.device, gradients=False, trust="foreign", drop_in=False)
     with Adoption(job.place, pair, progress) as adoption:
         for entry in winners:
             claims = {"train_score": entry.score, "measured": entry.count}

@@ -61,7 +61,7 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     if args.reference is not None and not args.reference.exists():
         raise SettingError("--reference", str(args.reference), "a KernelBench-style file or a folder of those")
     place = place_for(torch.device(device.choose(args.device)), settings)
-    job = PairJob(settings, place.contract, place.device, gradients=False, trust="foreign")
+    job = PairJob(settings, place.contract, place.device, gradients=False, trust="foreign", drop_in=False)
     found = list(_limited((task for path in args.path for task in tasks_in(path, args.reference)), args))
     out = args.json if isinstance(args.json, Path) else None
     made = _all(found, place, job, out, screen)

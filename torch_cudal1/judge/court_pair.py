@@ -58,7 +58,9 @@ _UNIT_S: Mapping[ProfileName, float] = {
 class PairJob:
     """Under what pairs are judged.
 
-    `gradients`: the candidate must have the reference's gradients too. `trust`: in the reference; a candidate has none.
+    `gradients`: the candidate must have the reference's gradients too. `drop_in`: it takes the reference's place in every mode and
+    form that the reference takes; else it will only run for inference on inputs of the examples' form, as a Program under a guard
+    does, and is asked about nothing else. `trust`: in the reference; a candidate has none.
     `all_pairs`: the clock takes all its pairs, also where the first ones show that the candidate will not be fast enough: who asks
     what a candidate does in many calls, not whether to use it.
     """
@@ -70,6 +72,7 @@ class PairJob:
     gradients: bool = True
     trust: Trust = "own"
     all_pairs: bool = False
+    drop_in: bool = True
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ class PairCourt:
             loaded = _loaded(trial)
         checks = (*verdict.checks, loaded)
         if loaded.passed:
-            asked = [steps.around(detector) for detector in detectors_of(trial.profile)]
+            asked = [steps.around(detector) for detector in detectors_of(trial.profile, drop_in=self.job.drop_in)]
             checks += validate(trial, detectors=asked).checks
         return replace(verdict, checks=checks)
 

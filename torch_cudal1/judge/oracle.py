@@ -12,17 +12,19 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.judge.analysis import bound_arguments, fill
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.model import Aten, Program, TensorSpec, step_outs
 
 __all__ = ["Infeasible", "exact_outputs", "sway"]
 
@@ -34,6 +36,9 @@ _ASKED = "compute_log_sumexp"  # an argument of some operators
 _NUDGE = 2.0**-24  # a round-off of float32: float64 keeps nine digits of what it moves
 _NUDGES = 4  # one alone may by chance move an element hardly at all
 _REINTERPRETING = frozenset({"aten.view.dtype", "prims.view_element_type.default"})
+# Views are of numbers, whatever memory a float64 step left them in; those in the second set say where in memory.
+_VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"})
+_BY_STRIDES = frozenset(f"aten.{name}.default" for name in ("as_strided", "as_strided_copy", "as_strided_scatter"))
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torc
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can be compared with."""
     last = {index: position for position, step in enumerate(program.steps) for index in used_values(step)}
     kept = set(program.outputs)
+    strides = _eagers_strides(program) if any(isinstance(s, Aten) and s.target in _BY_STRIDES for s in program.steps) else {}
     try:
         values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
         for index, name in enumerate(program.constants, len(inputs)):
@@ -55,7 +61,7 @@ def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torc
             for position, step in enumerate(program.steps):
                 if not isinstance(step, Aten):
                     return Infeasible(f"step {position} is no ATen call")
-                values |= _step(step, values, device)
+                values |= {index: _laid_out(value, strides.get(index)) for index, value in _step(step, values, device).items()}
                 for index in [i for i in values if i not in kept and last.get(i, position) <= position]:
                     del values[index]
     except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, IndexError) as error:
@@ -99,6 +105,24 @@ def _nudged(tensor: torch.Tensor) -> torch.Tensor:
     return (flat * factors).as_strided(wide.shape, wide.stride())
 
 
+def _eagers_strides(program: Program) -> dict[int, tuple[int, ...]]:
+    """The strides that each value has in eager, worked out on fake tensors."""
+    count = len(program.inputs) + len(program.constants) + sum(len(step_outs(step)) for step in program.steps)
+    specs = (*program.inputs, *(TensorSpec.of(program.payloads[name]) for name in program.constants))
+    opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        given = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in specs]
+        values = interpret(opened, torch.device(program.device))(given)
+    return {index: tuple(value.stride()) for index, value in enumerate(values) if isinstance(value, torch.Tensor)}
+
+
+def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
+    """A result in the strides that it has in eager, where a later step asks for places in memory."""
+    if strides is None or not isinstance(value, torch.Tensor) or value.stride() == strides or 0 in strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
 def widen(tensor: Any) -> Any:
     """A tensor in float64 or complex128 when it is floating or complex; anything else as it is."""
     if not isinstance(tensor, torch.Tensor):
@@ -128,6 +152,8 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     if name in _ATTENTION_BACKWARD:
         bound = {key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()}
         return dict(zip(step.outs, _attention_backward(bound), strict=False))
+    if name in ("_grouped_mm", "grouped_mm"):
+        return {step.outs[0]: _grouped_products({key: fill(arg, values) for key, arg in bound_arguments(step).items()})}
     if name == "native_group_norm":
         bound = {key: _widened(arg, values, device) for key, arg in bound_arguments(step).items()}
         return dict(zip(step.outs, _group_norm(bound), strict=True))
@@ -139,8 +165,8 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
     kwargs = {key: _widened(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
         args[2:3] = [False]  # "half to float" asks for a half input
-    run: Callable[..., Any] = overload(step.target)
-    result = run(*args, **kwargs)
+    run: Callable[..., Any] = torch.reshape if step.target in _VIEWS else overload(step.target)
+    result = run(*args[:2], **kwargs) if step.target in _VIEWS else run(*args, **kwargs)
     results = result if step.many else (result,)
     return {out: widen(value) for out, value in zip(step.outs, results, strict=True)}
 
@@ -153,6 +179,29 @@ def _widened(arg: Any, values: Mapping[int, Any], device: torch.device) -> Any:
     if isinstance(arg, tuple):
         return [_widened(item, values, device) for item in arg]
     return fill(arg, values)
+
+
+def _grouped_products(bound: Mapping[str, Any]) -> torch.Tensor:
+    """The products of groups of rows, columns or terms, which end at the offsets: 2-d and 3-d operands in any combination."""
+    if bound.get("bias") is not None:
+        raise NotImplementedError("grouped products with a bias")
+    left: torch.Tensor = bound["self"]
+    right: torch.Tensor = bound["mat2"]
+    ends = bound.get("offs")
+    if ends is None:
+        return torch.bmm(left, right)
+    groups = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends.tolist()])]
+    if left.dim() == right.dim() == 2:
+        return torch.stack([left[:, group] @ right[group] for group in groups])
+    if left.dim() == 2:
+        out = left.new_zeros(left.shape[0], right.shape[-1])
+        for group, factors in zip(groups, right, strict=True):
+            out[group] = left[group] @ factors
+        return out
+    out = left.new_zeros(left.shape[1], right.shape[-1])
+    for group, factors in zip(groups, left, strict=True):
+        out[:, group] = factors @ right[:, group]
+    return out
 
 
 def _group_norm(bound: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ from torch_cudal1.judge.detectors.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.detectors.history import call_history, repeat
 from torch_cudal1.judge.detectors.impostors import impostor
 from torch_cudal1.judge.detectors.memory import ghost, guard_band, guard_page, poison
-from torch_cudal1.judge.detectors.modes import grad, guard_domain, mode, state_dict
+from torch_cudal1.judge.detectors.modes import grad, guard_domain, mode, state_dict, train_mode
 from torch_cudal1.judge.detectors.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.detectors.process import isolation, resource
 from torch_cudal1.judge.detectors.rights import rights
@@ -71,6 +71,7 @@ PROTOCOL: tuple[Step, ...] = (
     Step(repeat),
     Step(grad),
     Step(loss_curve, "strict"),
+    Step(train_mode),
     Step(mode, "standard"),
     Step(guard_domain, "standard"),
     Step(ghost),
@@ -78,12 +79,19 @@ PROTOCOL: tuple[Step, ...] = (
     Step(resource),
     Step(isolation),
 )
+# What a source is asked beyond inference on inputs of the examples' form.
+_BEYOND: frozenset[Detector] = frozenset(
+    {shapes, vast_shapes, layouts, dtypes, grad, loss_curve, train_mode, mode, guard_domain},
+)
 _ORDER = tuple(PROFILES)
 
 
-def detectors_of(profile: Profile) -> tuple[Detector, ...]:
-    """What a profile asks, in order."""
-    return tuple(step.detector for step in PROTOCOL if _ORDER.index(step.since) <= _ORDER.index(profile.name))
+def detectors_of(profile: Profile, *, drop_in: bool = True) -> tuple[Detector, ...]:
+    """What a profile asks, in order. `drop_in`: of what takes the reference's place; else of what will only run for inference on
+    inputs of the examples' form.
+    """
+    asked = (step.detector for step in PROTOCOL if _ORDER.index(step.since) <= _ORDER.index(profile.name))
+    return tuple(detector for detector in asked if drop_in or detector not in _BEYOND)
 
 
 FAST: tuple[Detector, ...] = detectors_of(PROFILES["fast"])

@@ -19,7 +19,18 @@ from torch_cudal1.judge.subject import ReferenceFailure, Result
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
-__all__ = ["Agreement", "agreement", "form_problem", "not_applicable", "pair_of", "refused", "summed_up", "tried"]
+__all__ = [
+    "Agreement",
+    "agreement",
+    "attempted",
+    "attempted_or_refused",
+    "form_problem",
+    "not_applicable",
+    "pair_of",
+    "refused",
+    "summed_up",
+    "tried",
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,16 @@ def attempted(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreemen
         if not trial.child.usable or error.detector in ("resource", "protocol"):
             raise
         return Agreement(what, f"eager accepts it, the candidate: {error.found}")
+
+
+def attempted_or_refused(trial: Trial, what: str, ask: Callable[[], Agreement]) -> Agreement:
+    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as `attempted` does."""
+    try:
+        return ask()
+    except CandidateFailure as error:
+        if not trial.child.usable or error.detector in ("resource", "protocol"):
+            raise
+        return Agreement(f"{what} refused ({error.found[:80]})")
 
 
 def refused(sample: Sample) -> bool:

@@ -27,11 +27,11 @@ from torch_cudal1.judge.modules import Way
 from torch_cudal1.judge.pair import PairSubject
 from torch_cudal1.judge.sample import Sample
 from torch_cudal1.judge.sandbox import CandidateFailure
-from torch_cudal1.judge.subject import ReferenceFailure
+from torch_cudal1.judge.subject import Outputs, ReferenceFailure
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Check
 
-__all__ = ["grad", "guard_domain", "mode", "state_dict"]
+__all__ = ["grad", "guard_domain", "mode", "state_dict", "train_mode"]
 
 _OWNED = "a Program is a pure function in the mode of its region; names, copies and modes belong to our own module"
 
@@ -57,8 +57,45 @@ def _state_problem(subject: PairSubject, state: Sequence[Any]) -> str:
     )
 
 
+def train_mode(trial: Trial) -> list[Check]:
+    """In train mode results and buffers are the reference's: at the state that the constructor leaves, and at the one that a step
+    of the reference left. A pair is judged in eval mode otherwise, and its user's module trains unless told not to.
+    """
+    subject = pair_of(trial)
+    if subject is None:
+        return not_applicable("mode", _OWNED)
+    if not trial.gradients:
+        return not_applicable("mode", "training is not claimed")
+    way = Way(training=True)
+    other = subject.in_way(way)
+    try:
+        if not any(other.outputs):
+            return not_applicable("mode", "the reference yields no tensor in train mode")
+    except ReferenceFailure as error:
+        return not_applicable("mode", f"eager refuses train mode: {error.found[:100]}")
+    return summed_up("mode", [attempted(trial, "train mode", partial(_trained, trial, other, way))], "")
+
+
+def _trained(trial: Trial, subject: PairSubject, way: Way) -> Agreement:
+    aside = trial.aside(subject, "candidate train mode", way)
+    first = aside.draw("normal")
+    found = tried(aside, first, "train mode") or Agreement("train mode")
+    if not found.problem and not refused(first) and "buffer" in subject.roles:
+        stepped = aside.derive(first, "a step later", partial(_stepped, subject, first.reference.outputs))
+        found = tried(aside, stepped, "train mode, a step later") or found
+    aside.drop(*list(aside.samples.values()))
+    return found
+
+
+def _stepped(subject: PairSubject, outputs: Outputs, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The buffers that a call in train mode left, which come last among its outputs, in place of those that it was given."""
+    places = [place for place, role in enumerate(subject.roles) if role == "buffer"]
+    after = dict(zip(places, outputs[len(outputs) - len(places) :], strict=True))
+    return [after.get(place) for place in range(len(inputs))]
+
+
 def mode(trial: Trial) -> list[Check]:
-    """Late changes of the state; copies of a used module; train mode with its buffers and draws; autocast; inference mode."""
+    """Late changes of the state; copies of a used module; autocast; inference mode."""
     subject = pair_of(trial)
     if subject is None:
         return not_applicable("mode", _OWNED)
@@ -104,7 +141,6 @@ def _ways(trial: Trial, subject: PairSubject) -> list[Agreement | None]:
 
 
 def _other_ways(trial: Trial) -> Iterator[tuple[str, Way]]:
-    yield "train mode", Way(training=True)
     yield "inference mode", Way(inference=True)
     for name in ("bfloat16", "float16") if trial.device.type == "cuda" else ("bfloat16",):
         yield f"autocast {name}", Way(autocast=name)
