@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch_cudal1.collector import collector_paused
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.seeds import without_undefined_seeds
+from torch_cudal1.program.grouped import with_own_operator
 from torch_cudal1.program.index_checks import loses_a_check
 from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
@@ -186,6 +187,7 @@ def _own_copy(module: Any) -> Any:
         return module
     copied = fx.GraphModule(module, copy.deepcopy(module.graph))
     copied.meta.update(module.meta)
+    with_own_operator(copied.graph)
     return copied
 
 

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.program import bessel
-from torch_cudal1.program.aten import is_functional, is_random, name_of
+from torch_cudal1.program.aten import OWN, is_functional, is_random, name_of
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
 from torch_cudal1.program.operator import registered, run_operator
@@ -128,7 +127,7 @@ class _Writer:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise NotLowerableError(f"{getattr(node.target, '__name__', node.target)} is not an ATen operator")
         target = name_of(node.target)
-        if target.partition(".")[0] not in ("aten", "prims") and target not in bessel.TARGETS:
+        if target.partition(".")[0] not in ("aten", "prims") and target not in OWN:
             raise NotLowerableError(f"operator {target} belongs to another library")
         if not is_functional(target):
             raise NotLowerableError(f"operator {target} writes to its arguments")

@@ -9,19 +9,20 @@ from typing import Any
 import torch
 
 from torch_cudal1.errors import ProgramError
-from torch_cudal1.program import bessel, recurrent
+from torch_cudal1.program import bessel, grouped, recurrent
 
-__all__ = ["is_functional", "is_random", "name_of", "overload"]
+__all__ = ["OWN", "is_functional", "is_random", "name_of", "overload"]
 
 _PROBABILITIES = ("dropout_p", "dropout")  # names of schema arguments
 _NAMESPACES = ("aten", "prims")
+OWN = bessel.TARGETS | grouped.TARGETS  # operators of ours that a Program may name
 
 
 @cache
 def overload(target: str) -> Any:
     """The `torch._ops.OpOverload` called `target` ("aten.addmm.default"). Raises ProgramError if there is none.
 
-    Only the `aten` and `prims` namespaces exist for a Program, and our own special functions: an operator from another library is
+    Only the `aten` and `prims` namespaces exist for a Program, and what is in `OWN`: an operator from another library is
     code we cannot vouch for. For a recurrent layer this is what stands for it in Python (`recurrent.operator_of`), with the same
     schema and result.
     """
@@ -29,6 +30,8 @@ def overload(target: str) -> Any:
         return recurrent.operator_of(target)
     if target in bessel.TARGETS:
         return bessel.operator_of(target)
+    if target in grouped.TARGETS:
+        return grouped.operator_of(target)
     parts = target.split(".")
     if len(parts) != 3 or parts[0] not in _NAMESPACES or not all(part.isidentifier() for part in parts):
         raise ProgramError("aten", f"{target!r} is not namespace.op.overload in {_NAMESPACES}")
