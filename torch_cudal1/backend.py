@@ -8,7 +8,9 @@ and where that cannot compile (a machine without a compiler), in eager: a reason
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from torch_cudal1.ranks import Apart, Told
 
 _Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
-__all__ = ["cudal1"]
+__all__ = ["cudal1", "telling"]
+_told: ContextVar[Callable[[Sequence[Any]], None] | None] = ContextVar("cudal1_choices_told", default=None)
 
 
 def cudal1(
@@ -57,6 +60,16 @@ def cudal1(
     recording.keep(settings.record)
     call = _best(gm, example_inputs, settings, inductor_options)
     return recording.count_graph(call, gm, example_inputs) if recording.is_on() else call
+
+
+@contextmanager
+def telling(tell: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Have the backend tell the choices (`pipeline.Choice`) of each graph that it decides meanwhile."""
+    token = _told.set(tell)
+    try:
+        yield
+    finally:
+        _told.reset(token)
 
 
 def _best(
@@ -156,6 +169,8 @@ def _decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dic
         observe.record("capture", "left_out", reason=problem.reason)
         return None, Told("inductor")
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
+    if (tell := _told.get()) is not None:
+        tell(choices)
     unknown = next((choice.reason for choice in choices if choice.entry is None), "")
     if unknown:
         return None, Apart(unknown)

@@ -18,11 +18,12 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch_cudal1 import observe
 from torch_cudal1.compiled_ahead import inductor_options, ready
 from torch_cudal1.double_backward import differentiable_twice
-from torch_cudal1.errors import CacheMissError, NotLowerableError
+from torch_cudal1.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import keeping_versions, random_kept
 from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
+from torch_cudal1.graph.dynamo import have_dynamo_settled
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import Call, ModuleCall, capture_module_call, tensors_among
 from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
@@ -30,17 +31,30 @@ from torch_cudal1.guard import ModuleGuard, call_state, python_signature
 from torch_cudal1.judge import kept_warm
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.machine import device_of
+from torch_cudal1.pieces import Pieces
 from torch_cudal1.pipeline import Choice, Progress, choose, end_to_end_name
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks
-from torch_cudal1.ranks import Apart, Told, agreed, choices_from
+from torch_cudal1.ranks import Apart, Told, agreed, choices_from, has_ranks
 from torch_cudal1.records import NOT_EAGERS, Miss, Region
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
 from torch_cudal1.trial_step import gradients
+from torch_cudal1.watch import watch
+from torch_cudal1.watched import Refusal, without_state
 
-__all__ = ["Bound", "Unbound", "bind", "captured_call", "captured_regions", "is_known", "make_known", "weights_of"]
+__all__ = [
+    "Bound",
+    "Unbound",
+    "bind",
+    "captured_call",
+    "captured_regions",
+    "is_known",
+    "make_known",
+    "remember_pieces",
+    "weights_of",
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ class Bound:
     """`call(args, kwargs)` is right for a call that it `serves`; `choices` say what runs in it.
 
     `guard` compares the module; `conditions`, given {module, args, kwargs}, what else Dynamo guards (None: nothing); `apart` says
-    whether the call's arguments share no memory with what the call writes to (None: they cannot).
+    whether the call's arguments share no memory with what the call writes to (None: they cannot). `pieces`: what `call` belongs
+    to where the forward is several graphs; Dynamo guards each of them.
     """
 
     call: Call
@@ -59,6 +74,7 @@ class Bound:
     direct: Direct | None = None  # the same call without AOTAutograd's wrapper, where nothing needs that
     conditions: Callable[[dict[str, Any]], bool] | None = None
     apart: Call | None = None
+    pieces: Pieces | None = None
 
     def serves(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether everything that the call depends on, besides values of tensors, is as it was when it was captured."""
@@ -95,6 +111,8 @@ def bind(
     try:
         captured, traced = captured_call(module, args, kwargs)
         lowered = [_lower(graph, module) for graph in traced.graphs]
+    except GraphBreakError as problem:
+        return _bind_in_pieces(module, args, dict(kwargs), settings, problem.reason)
     except NotLowerableError as problem:
         observe.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
@@ -114,6 +132,36 @@ def bind(
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {found.reason}")
     return Unbound(found.reason, missed=True)
+
+
+def _bind_in_pieces(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, reason: str
+) -> Bound | Unbound:
+    """A forward that is several graphs: on trial in the user's own calls, where it may be searched for or won before."""
+    leaves = [*tensors_among(args, kwargs), *module.parameters()]
+    place = place_for(device_of(leaves), settings)
+    why = ""
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        why = "with gradients a call's time does not tell which way is faster"
+    elif has_ranks(settings):
+        why = "ranks could not agree on a trial of their own calls"
+    elif settings.on_miss != "tune" and not is_known(module, args, kwargs, settings):
+        why = "nothing was tuned for it"
+    have_dynamo_settled()
+    watched = watch(module)
+    if isinstance(watched, Refusal):
+        why = watched.reason
+    if why or isinstance(watched, Refusal):
+        observe.record("capture", "left_out", reason=reason)
+        return Unbound(f"{reason}; {why}")
+    pieces = Pieces(module, settings, place.device)
+    note = f"on trial in the module's own calls ({reason})"
+    return Bound(pieces.call, ModuleGuard(without_state(watched)), (), note, pieces=pieces)
+
+
+def remember_pieces(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> None:
+    """Note that calls like this one won in several graphs, for later processes."""
+    make_known(module, args, kwargs, place_for(device_of([*tensors_among(args, kwargs), *module.parameters()]), settings))
 
 
 def is_known(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> bool:

@@ -56,6 +56,10 @@ class NotLowerableError(Cudal1Error, ValueError):
         return self.reason
 
 
+class GraphBreakError(NotLowerableError):
+    """Dynamo cannot write a call as one graph: it would run several, with the user's Python between."""
+
+
 class DriverError(Cudal1Error, RuntimeError):
     """The CUDA driver refused a call; `call` is the driver function and `status` its result name."""
 

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,11 +20,12 @@ from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
 from torch_cudal1 import fast, guard, observe, recording
-from torch_cudal1.binding import Bound, Unbound, bind, is_known, weights_of
+from torch_cudal1.binding import Bound, Unbound, bind, is_known, remember_pieces, weights_of
 from torch_cudal1.errors import CacheMissError
 from torch_cudal1.explanation import Explanation
 from torch_cudal1.graph.swap import on_withdrawal
 from torch_cudal1.guard import ModuleGuard
+from torch_cudal1.pieces import Pieces
 from torch_cudal1.pipeline import Progress, withdrawn
 from torch_cudal1.reporting import explanation_of
 from torch_cudal1.settings import Settings
@@ -71,10 +73,7 @@ def accelerate(
     if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
         args, kwargs = _arguments(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
-    decided = list(dispatcher.bindings.values())
-    if decided and not recording.is_on() and all(isinstance(one, Unbound) and not one.missed for one in decided):
-        _left_alone[module] = explanation_of(type(module).__name__, dispatcher.device, decided)
-    else:
+    if not dispatcher.stands_aside():
         module._compiled_call_impl = dispatcher
     return module
 
@@ -207,6 +206,14 @@ class Dispatcher:
         self._earlier = {key: [one for one in bounds if not _runs(one, candidate)] for key, bounds in self._earlier.items()}
         self.begin_counting()
 
+    def stands_aside(self) -> bool:
+        """Whether the module is best as it is for all that was asked of it: then it is left alone, and `explain` says so."""
+        decided = list(self.bindings.values())
+        if not decided or recording.is_on() or any(isinstance(one, Bound) or one.missed for one in decided):
+            return False
+        _left_alone[self._module] = explanation_of(type(self._module).__name__, self.device, decided)
+        return True
+
     def begin_counting(self) -> None:
         """Forget the quick ways: each signature comes the slow way once more."""
         with self._tally.lock:
@@ -329,7 +336,24 @@ class Dispatcher:
         self.begin_counting()  # what is bound may be replaced now, and must not live on in the table
         key = self._key(_signature(args, kwargs))
         bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
+        if isinstance(bound, Bound) and bound.pieces is not None:
+            bound.pieces.on_settled = partial(self._settled, key)
         return bound
+
+    def _settled(self, key: Any, pieces: Pieces, note: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The trial of a forward in several graphs has ended, in a call of it."""
+        choices, bound = tuple(pieces.choices), self.bindings.get(key)
+        if not isinstance(bound, Bound) or bound.pieces is not pieces:
+            return
+        if pieces.settled:
+            self.bindings[key] = replace(bound, choices=choices, note=note)
+            remember_pieces(self._module, args, kwargs, self._settings)
+            return
+        self.bindings[key] = Unbound(f"undone: {note}", choices)
+        if self._module._compiled_call_impl is self and self.stands_aside():
+            self._module._compiled_call_impl = self.replaced
+            if self.replaced is None:
+                vars(self._module).pop("_compiled_call_impl", None)
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, progress: Progress | None) -> Bound | Unbound:
         if _signature(args, kwargs) is None:

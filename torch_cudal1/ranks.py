@@ -34,6 +34,7 @@ from torch_cudal1 import observe
 from torch_cudal1.place import Place
 from torch_cudal1.rank_line import Line
 from torch_cudal1.records import Entry, Miss, Region
+from torch_cudal1.settings import Settings
 from torch_cudal1.source.cache import stale_reason
 from torch_cudal1.source.entry_file import decode_entry, encode_entry
 from torch_cudal1.source.quarantine import reason_for
@@ -41,7 +42,7 @@ from torch_cudal1.source.quarantine import reason_for
 if TYPE_CHECKING:
     from torch_cudal1.pipeline import Choice  # brings the judge, which a warm look-up can do without
 
-__all__ = ["Apart", "Told", "agreed", "choices_from"]
+__all__ = ["Apart", "Told", "agreed", "choices_from", "has_ranks"]
 
 T = TypeVar("T")
 _IMPATIENT_S = 1.0
@@ -93,6 +94,11 @@ def agreed(
         except dist.DistError as error:  # the store's host is gone or stopped: the process group is about to fail too
             _silent = True
             return _disagreed(f"the store of the process group failed: {error}")
+
+
+def has_ranks(settings: Settings) -> bool:
+    """Whether other ranks must run what this one runs."""
+    return settings.ranks_agree and _store() is not None
 
 
 def choices_from(told: Told, regions: Sequence[Region], place: Place) -> tuple[Choice, ...]:

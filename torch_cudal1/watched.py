@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,11 @@ __all__ = [
     "TensorFacts",
     "Watched",
     "tensor_facts",
+    "without_state",
 ]
 
 IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
+_HOOKS_OF_ALL = "torch.nn.modules.module."
 FACTS = ("dtype", "device", "shape", "strides", "requires_grad", "layout", "address", "conjugate bit", "negative bit")
 
 
@@ -165,6 +167,17 @@ class Watched:
     codes: tuple[Code, ...]
     cells: tuple[Cell, ...]
     tensors: tuple[TensorFacts, ...]
+
+
+def without_state(watched: Watched) -> Watched:
+    """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions of classes. Not the state, which
+    a call may change.
+    """
+    bodies = tuple(table for table in watched.tables if table.owner is not None)
+    lookups = tuple(
+        lookup for lookup in watched.lookups if isinstance(lookup.table, type) or lookup.where.startswith(_HOOKS_OF_ALL)
+    )
+    return replace(watched, tables=bodies, items=(), raws=(), lookups=lookups, cells=(), tensors=())
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -19,15 +19,17 @@ from torch.utils import _pytree as pytree
 
 import torch_cudal1
 from tests.entries import plant, plant_regions
+from torch_cudal1 import pieces
 from torch_cudal1.backend import cudal1
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.binding import captured_regions
+from torch_cudal1.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 
 Door: TypeAlias = Callable[..., Callable[..., Any]]
 Scene: TypeAlias = Callable[[Door], Any]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(5))
-DOORS = ("accelerate", "backend")
+DOORS = ("accelerate", "backend", "pieces")
 
 
 class Layer(nn.Module):
@@ -88,6 +90,27 @@ class Compiled:
         return cudal1(gm, inputs, options={"cache_dir": self.cache_dir})
 
 
+class InPieces(Accelerated):
+    """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when Dynamo brings it, and run in every
+    call, as after a trial that they won.
+    """
+
+    def __init__(self, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        self.compiled = Compiled(cache_dir)
+        self.broken = 0
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        try:
+            captured_regions(module, args, kwargs)
+        except GraphBreakError:
+            self.broken += 1
+            torch_cudal1.accelerate(module, kwargs or args, cache_dir=self.cache_dir, on_miss="tune")
+        except NotLowerableError:
+            pass
+        return module
+
+
 def check(scene: Scene, door: str, cache_dir: Path) -> None:
     """What is seen through `door` is what is seen in eager. Raises AssertionError.
 
@@ -97,6 +120,9 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
     torch._dynamo.reset()
     expected = seen(scene, plain)
     torch._dynamo.reset()
+    if door == "pieces":
+        _check_in_pieces(scene, expected, cache_dir)
+        return
     found = seen(scene, Accelerated(cache_dir) if door == "accelerate" else Compiled(cache_dir))
     try:
         assert_same(found, expected)
@@ -104,6 +130,24 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
         if door == "accelerate" or _is_right(scene, expected):
             raise
         pytest.skip("torch.compile gets this wrong with a backend of its own too")
+
+
+def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path) -> None:
+    """With a break in every layer, beside those that the scene has itself."""
+    doors, whole = InPieces(cache_dir), Layer.h
+
+    def broken(self: Layer, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return whole(self, x)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Layer, "h", broken)
+        patched.setattr(pieces.Pieces, "_tried", lambda trial, args, kwargs: trial._compiled(*args, **kwargs))
+        patched.setattr(pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs))
+        found = seen(scene, doors)
+    if not doors.broken:
+        pytest.skip("its forward is one graph, or none")
+    assert_same(found, expected)
 
 
 def _is_right(scene: Scene, expected: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import logging
 import os
 import re
 import types
@@ -26,13 +27,14 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.program.recurrent import served
 
-__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment"]
+__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment", "have_dynamo_settled", "quiet_dynamo"]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
+_LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
 _ROOTS = ("args", "kwargs")  # the locals of `_call` that the user passes
 
 
@@ -195,7 +197,7 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """What Dynamo expects around the work on a frame; its warnings on breaks are reasons here, not news for the user."""
+    """What Dynamo expects around the work on a frame."""
     from torch._dynamo.convert_frame import compile_lock, get_compile_id
     from torch._dynamo.utils import get_metrics_context
     from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr
@@ -204,8 +206,7 @@ def _compiling() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(compile_lock)
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(quiet_dynamo())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch_function_mode_stack_state_mgr)
         stack.enter_context(get_metrics_context())
@@ -214,12 +215,33 @@ def _compiling() -> Iterator[None]:
 
 
 @contextmanager
+def quiet_dynamo() -> Iterator[None]:
+    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it says of a forward that nobody
+    asked it to compile is a reason in `explain`.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                if logger.getEffectiveLevel() >= logging.WARNING:
+                    logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
 def _dynamo_errors() -> Iterator[None]:
     """Dynamo's refusals as ours."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
 
     try:
         yield
+    except (Unsupported, UserError) as error:
+        raise GraphBreakError(f"Dynamo cannot capture it in one graph: {_in_one_line(error)}") from error
     except (TorchDynamoException, AssertionError, RuntimeError, NotImplementedError) as error:
         raise NotLowerableError(f"Dynamo cannot capture it in one graph: {_in_one_line(error)}") from error
 
@@ -229,6 +251,15 @@ def _in_one_line(error: BaseException) -> str:
     explained = next((line for line in lines if line.startswith("Explanation:")), "")
     told = ": ".join([*lines[:1], *([explained.removeprefix("Explanation:").strip()] if explained else [])])
     return f"{type(error).__name__}: {told}"
+
+
+def have_dynamo_settled() -> None:
+    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first compiled: what is recorded of that
+    class before would differ after.
+    """
+    from torch._dynamo.mutation_guard import install_generation_tagging_init
+
+    install_generation_tagging_init()
 
 
 def guard_the_environment() -> None:

@@ -16,7 +16,7 @@ import torch.fx as fx
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
+from torch_cudal1.graph.dynamo import DynamoCapture, capture_call, have_dynamo_settled
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
 from torch_cudal1.guard import ModuleGuard, Refusal
@@ -101,6 +101,7 @@ class ModuleCall:
 
 def capture_module_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
     """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not to be had."""
+    have_dynamo_settled()
     watched = watch(module)
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)

@@ -1,0 +1,210 @@
+"""A forward in several graphs: on trial in the user's own calls, which stay as they are in eager whatever the trial does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_cudal1
+from tests.entries import plant_regions
+from tests.test_architectures import state_of
+from torch_cudal1 import pieces
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.lower import lower
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Branching(nn.Module):
+    """What it computes depends on values, and it tells what it has done in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.first = nn.Parameter(torch.randn(8, 8, generator=generator))
+        self.second = nn.Parameter(torch.randn(8, 8, generator=generator))
+        self.seen: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(x @ self.first)
+        positive = bool(x.sum() > 0)
+        self.seen.append("positive" if positive else "negative")
+        if positive:
+            h = h * 2
+        return torch.tanh(h @ self.second)
+
+
+@pytest.fixture(autouse=True)
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every graph that Dynamo brings finds a decision."""
+    ours = pieces.cudal1
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any) -> Callable[..., Any]:
+        try:
+            graphs = trace(gm, inputs).graphs
+            plant_regions([lower(g.module, static=g.static, kind=g.kind).region for g in graphs], tmp_path)
+        except NotLowerableError:
+            return gm.forward
+        return ours(gm, inputs, options=options)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(pieces, "cudal1", backend)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What a call of each side takes, in seconds by a clock of the test's own."""
+    takes = {"own": 2.0, "graphs": 1.0}
+    now = 0.0
+
+    def tick(self: pieces.Pieces) -> float:
+        nonlocal now
+        now += takes[pieces._ORDER[(self._calls - 1) % 4]]
+        return now
+
+    monkeypatch.setattr(pieces.Pieces, "_now", tick)
+    return takes
+
+
+def tuned(module: nn.Module, cache_dir: Path, **options: Any) -> nn.Module:
+    with torch.no_grad():
+        return torch_cudal1.accelerate(module, X, on_miss="tune", cache_dir=cache_dir, **options)
+
+
+def inputs(number: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(number):
+        yield torch.randn(4, 8, generator=generator)
+
+
+@torch.no_grad()
+def test_graphs_that_win_stay_and_the_python_between_runs_once_a_call(tmp_path: Path, clock: dict[str, float]) -> None:
+    module, own = tuned(Branching(), tmp_path), Branching()
+    assert module.seen == []
+    assert "on trial" in torch_cudal1.explain(module).gate[0]
+    for x in inputs(60):
+        torch.testing.assert_close(module(x), own(x))
+        assert module.seen == own.seen
+    assert {"positive", "negative"} == set(own.seen)
+    told = torch_cudal1.explain(module)
+    assert "2.00x" in told.gate[0]
+    assert len(told.regions) >= 2
+
+
+@torch.no_grad()
+def test_what_won_is_tried_again_by_the_next_process_without_a_search(tmp_path: Path, clock: dict[str, float]) -> None:
+    module = tuned(Branching(), tmp_path)
+    for x in inputs(60):
+        module(x)
+    later = torch_cudal1.accelerate(Branching(), X, cache_dir=tmp_path)
+    assert "on trial" in torch_cudal1.explain(later).gate[0]
+
+
+@torch.no_grad()
+def test_graphs_that_lose_leave_the_module_as_it_was(tmp_path: Path, clock: dict[str, float]) -> None:
+    clock["graphs"] = 1.99
+    module, own = tuned(Branching(), tmp_path), Branching()
+    for x in inputs(40):
+        torch.testing.assert_close(module(x), own(x))
+    assert module.seen == own.seen
+    assert "_compiled_call_impl" not in vars(module)
+    assert "graphs with Python between" in torch_cudal1.explain(module).undone
+
+
+@torch.no_grad()
+def test_nothing_runs_before_the_first_call(tmp_path: Path) -> None:
+    module = Branching()
+    before = state_of(module)
+    tuned(module, tmp_path)
+    after = state_of(module)
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before[2:], after[2:], strict=True))
+    assert module.seen == []
+
+
+def test_what_trains_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    module = torch_cudal1.accelerate(Branching(), X, on_miss="tune", cache_dir=tmp_path)
+    assert "with gradients" in torch_cudal1.explain(module).left_out[0]
+
+
+@torch.no_grad()
+def test_what_nobody_tuned_is_left_out(tmp_path: Path) -> None:
+    module = torch_cudal1.accelerate(Branching(), X, cache_dir=tmp_path)
+    assert "nothing was tuned" in torch_cudal1.explain(module).left_out[0]
+
+
+class Failing(Branching):
+    """Raises what its input asks for, between the graphs and in them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(x @ self.first)
+        code = int(x[0, 0].item())
+        if code == 1:
+            raise KeyError("asked for")
+        if code == 2:
+            return h @ torch.ones(9, 9)
+        if code == 3:
+            return h[:, torch.tensor([99])]
+        return h @ self.second
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(code: int, tmp_path: Path, clock: dict[str, float]) -> None:
+    module, own = tuned(Failing(), tmp_path), Failing()
+    bad = X.clone()
+    bad[0, 0] = code
+    good = X.clone()
+    good[0, 0] = 0
+    with pytest.raises((KeyError, RuntimeError, IndexError)) as expected:
+        own(bad)
+    for _ in range(30):
+        with pytest.raises(expected.type) as found:
+            module(bad)
+        assert type(found.value) is expected.type
+        torch.testing.assert_close(module(good), own(good))
+
+
+@torch.no_grad()
+def test_threads_that_call_during_the_trial_get_eagers_answers(tmp_path: Path, clock: dict[str, float]) -> None:
+    module, own = tuned(Branching(), tmp_path), Branching()
+    wrong: list[Exception] = []
+
+    def call() -> None:
+        try:
+            for x in inputs(20):
+                with torch.no_grad():
+                    torch.testing.assert_close(module(x), own(x))
+        except AssertionError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(module.seen) == 80
+
+
+@torch.no_grad()
+def test_random_numbers_are_those_of_eager(tmp_path: Path, clock: dict[str, float]) -> None:
+    class Noisy(Branching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x @ self.first + torch.rand(8)
+            return h * 2 if bool(h.sum() > 0) else h + torch.randn(4, 8)
+
+    module, own = tuned(Noisy(), tmp_path), Noisy()
+    for number, x in enumerate(inputs(60)):
+        torch.manual_seed(number)
+        got = module(x)
+        torch.manual_seed(number)
+        torch.testing.assert_close(got, own(x))

@@ -1,0 +1,130 @@
+"""A forward that is several graphs with the user's Python between: Dynamo runs it, and each graph gets this package's decision.
+
+Nobody but the user may run such a forward: what lies between the graphs may print, count or write a file. So nothing is tried
+before the first call. It is compiled at that call, tuned there where that was asked for, and the calls that follow are the trial:
+in turn they run the module's own forward and the graphs, each on the clock, until the medians say which stays.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cached_property, wraps
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1 import observe
+from torch_cudal1.backend import cudal1, telling
+from torch_cudal1.graph.dynamo import quiet_dynamo
+from torch_cudal1.pipeline import Choice
+from torch_cudal1.settings import Settings
+from torch_cudal1.trial_step import MORE_THAN_NOISE
+
+__all__ = ["Pieces"]
+
+_PAIRS = 8  # of calls before a decision; as many again while it is not plain
+_MOST_PAIRS = 32
+_MOST_CALLS = 4 * _MOST_PAIRS  # where one after the other compiles something
+_OFTEN = 0.75  # of the pairs: calls of a real program differ, and so do their times
+_ORDER = ("own", "graphs", "graphs", "own")
+OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
+
+
+class Pieces:
+    """`call(args, kwargs)` is the module's result, from its graphs or from its own forward.
+
+    `on_settled(self, note, args, kwargs)` is called once, at the call with which the trial ends. Any number of threads may call:
+    one call at a time is part of the trial, the others run the module's own forward.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: Settings, device: torch.device) -> None:
+        self._module, self._settings, self._device = module, settings, device
+        self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
+        self._turn = threading.Lock()
+        self._calls = 0
+        self.graphs = 0
+        self.choices: list[Choice] = []
+        self.on_settled: OnSettled = lambda *told: None
+        self.settled: bool | None = None  # whether the graphs stay
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of the user's calls. Raises what the module's own forward raises."""
+        if self.settled:
+            return self._compiled(*args, **kwargs)
+        if self.settled is False or self._capturing() or not self._turn.acquire(blocking=False):
+            return self._module._call_impl(*args, **kwargs)
+        try:
+            return self._tried(args, kwargs)
+        finally:
+            self._turn.release()
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of the trial. The first compiles; the graphs' next one may compile what another branch needs, off the clock."""
+        number = self._calls
+        self._calls += 1
+        if number < 2:
+            return self._compiled(*args, **kwargs)
+        side = _ORDER[number % len(_ORDER)]
+        run = self._compiled if side == "graphs" else self._module._call_impl
+        before = self.graphs
+        begin = self._now()
+        result = run(*args, **kwargs)
+        took = self._now() - begin
+        if self.graphs == before:  # else it was a call that compiled
+            self._seconds[side].append(took)
+        self._settle(args, kwargs)
+        return result
+
+    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        pairs = list(zip(self._seconds["own"], self._seconds["graphs"], strict=False))
+        more = len(pairs) < _MOST_PAIRS and self._calls < _MOST_CALLS
+        if len(pairs) < _PAIRS and more:
+            return
+        speedup = median(own for own, _ in pairs) / median(graphs for _, graphs in pairs) if pairs else 0.0
+        won = sum(own >= graphs * MORE_THAN_NOISE for own, graphs in pairs)
+        if more and 0.25 < won / len(pairs) < _OFTEN:
+            return
+        self.settled = speedup >= MORE_THAN_NOISE and won >= _OFTEN * len(pairs)
+        how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of calls"
+        note = f"in {self.graphs} graphs with Python between: {how}"
+        observe.record("judge", "pieces", type(self._module).__name__, speedup=speedup, pairs=len(pairs), stays=self.settled)
+        self.on_settled(self, note, args, kwargs)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        """`torch.compile` of the module, below the slot in which `accelerate` sits. Where Dynamo fails, eager runs and raises."""
+        from torch._dynamo import config
+        from torch._dynamo.eval_frame import OptimizeContext, optimize
+
+        suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
+        context = optimize(self._backend, dynamic=False)
+        if not isinstance(context, OptimizeContext):  # TORCHDYNAMO_DISABLE
+            return self._module._call_impl
+        convert: Any = context.callback
+
+        @wraps(convert)
+        def convert_quietly(*args: Any, **kwargs: Any) -> Any:
+            with config.patch(suppress_errors=suppressed), quiet_dynamo():
+                return convert(*args, **kwargs)
+
+        context.callback = convert_quietly
+        compiled: Callable[..., Any] = context(self._module._call_impl)
+        return compiled
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+        ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
+        with telling(self.choices.extend):
+            return cudal1(gm, inputs, options={**ours, "fallback_random": True})  # draws from eager's generator, as eager does
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _capturing(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
