@@ -91,8 +91,8 @@ class Compiled:
 
 
 class InPieces(Accelerated):
-    """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when Dynamo brings it, and run in every
-    call, as after a trial that they won.
+    """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when Dynamo brings it, and run in
+    every call, as after a trial that they won.
     """
 
     def __init__(self, cache_dir: Path) -> None:
