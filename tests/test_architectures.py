@@ -99,11 +99,11 @@ def keys_of_backend(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     return keys
 
 
-def assert_exact(regions: Sequence[Region]) -> None:
+def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
     """Each of them has a float64 run, which the judge compares candidates with."""
     for region in regions:
-        inputs = make_inputs(RegionSubject(region, Contract(), CPU), 1, "normal", CPU)
-        found = exact_outputs(region.program, inputs, CPU)
+        inputs = make_inputs(RegionSubject(region, Contract(), device), 1, "normal", device)
+        found = exact_outputs(region.program, inputs, device)
         assert not isinstance(found, Infeasible), f"{region.name}: {found.reason}"
 
 
@@ -182,6 +182,29 @@ def test_models_of_timm_are_captured_by_both_doors(name: str, runs: Runs, tmp_pa
         torch._dynamo.reset()
         torch.compile(model, backend=backend)(x)
     assert keys == [region.key for region in regions]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TIMM)
+@torch.no_grad()
+def test_models_of_timm_in_half_precision_have_a_float64_run(name: str) -> None:
+    pytest.importorskip("timm")
+    model, (x,) = build_timm(name, torch.device("cuda"))
+    model, x = model.bfloat16(), x.bfloat16()
+    model(x)  # some fill a table at their first call
+    assert_exact(captured_regions(model, (x,)), torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_models_of_transformers_in_half_precision_have_a_float64_run_on_a_gpu(name: str) -> None:
+    def on_gpu(leaf: Any) -> Any:
+        return leaf.to("cuda", torch.bfloat16 if leaf.is_floating_point() else None) if isinstance(leaf, torch.Tensor) else leaf
+
+    found = build(name)
+    regions = captured_regions(found.model.to("cuda", torch.bfloat16), (), pytree.tree_map(on_gpu, found.masked))
+    assert_exact(regions, torch.device("cuda"))
 
 
 def test_there_are_at_least_37_and_14_and_20() -> None:

@@ -89,7 +89,7 @@ MAY_IMPORT = {
         *(*FLOW, "place", "compiled_ahead", "double_backward", "fast", "flat", "gate", "pieces", "shadow", "ranks", "trial_step"),
         *("watch", "watched"),
     ),
-    "pieces": (*FLOW, "backend", "trial_step"),
+    "pieces": (*FLOW, "backend", "trial_step", "watched"),
     "gate": (*GROUND, "graph", "judge", "place", "trial_step"),
     "trial_step": (),
     "in_place": (*GROUND, "graph", "judge", "flat", "trial_step"),

@@ -174,6 +174,29 @@ def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(code: int, tmp_
 
 
 @torch.no_grad()
+def test_a_class_whose_body_dynamo_forgets_is_watched(
+    tmp_path: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch 2.13 it reads an attribute of a class that a forward names, and never again."""
+    monkeypatch.setattr("torch_cudal1.graph.dynamo_guards._FORGETS_CLASSES", True)
+
+    class Held:
+        gain = 2.0
+
+    class Gained(Branching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * Held.gain
+
+    module, own = tuned(Gained(), tmp_path), Gained()
+    for number, x in enumerate(inputs(40)):
+        if number % 10 == 9:
+            Held.gain += 1.0
+        torch.testing.assert_close(module(x), own(x))
+    (bound,) = module._compiled_call_impl.bindings.values()
+    assert not bound.pieces.holds({})
+
+
+@torch.no_grad()
 def test_threads_that_call_during_the_trial_get_eagers_answers(tmp_path: Path, clock: dict[str, float]) -> None:
     module, own = tuned(Branching(), tmp_path), Branching()
     wrong: list[Exception] = []
@@ -193,6 +216,35 @@ def test_threads_that_call_during_the_trial_get_eagers_answers(tmp_path: Path, c
         thread.join()
     assert not wrong
     assert len(module.seen) == 80
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_on_a_gpu_the_trial_measures_and_its_answers_are_eagers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small steps, which a CUDA graph launches at once: with a real clock the graphs win."""
+
+    class Long(Branching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(40):
+                x = torch.tanh(x @ self.first)
+            x = x * 2 if bool(x.sum() > 0) else x
+            self.seen.append("once")
+            for _ in range(40):
+                x = torch.tanh(x @ self.second)
+            return x
+
+    plant = plant_regions
+    monkeypatch.setitem(
+        globals(), "plant_regions", lambda found, folder: plant(found, folder, schedule="eager+graph", device="cuda:0")
+    )
+    module, own, x = Long().cuda(), Long().cuda(), X.cuda()
+    torch_cudal1.accelerate(module, x, on_miss="tune", cache_dir=tmp_path)
+    for number in range(80):
+        torch.testing.assert_close(module(x + number), own(x + number), rtol=1e-3, atol=1e-3)
+    assert module.seen == own.seen
+    told = torch_cudal1.explain(module)
+    print(told.gate, told.undone)
+    assert "pairs of calls" in (*told.gate, told.undone)[0]
 
 
 @torch.no_grad()

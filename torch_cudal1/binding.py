@@ -156,7 +156,7 @@ def _bind_in_pieces(
         return Unbound(f"{reason}; {why}")
     pieces = Pieces(module, settings, place.device)
     note = f"on trial in the module's own calls ({reason})"
-    return Bound(pieces.call, ModuleGuard(without_state(watched)), (), note, pieces=pieces)
+    return Bound(pieces.call, ModuleGuard(without_state(watched)), (), note, conditions=pieces.holds, pieces=pieces)
 
 
 def remember_pieces(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> None:

@@ -19,10 +19,13 @@ import torch
 
 from torch_cudal1 import observe
 from torch_cudal1.backend import cudal1, telling
-from torch_cudal1.graph.dynamo import quiet_dynamo
+from torch_cudal1.graph.dynamo import Entries, quiet_dynamo
+from torch_cudal1.graph.dynamo_guards import forgotten_classes
+from torch_cudal1.guard import ModuleGuard
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.settings import Settings
 from torch_cudal1.trial_step import MORE_THAN_NOISE
+from torch_cudal1.watched import bodies_of
 
 __all__ = ["Pieces"]
 
@@ -46,6 +49,7 @@ class Pieces:
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
         self._turn = threading.Lock()
         self._calls = 0
+        self._classes: dict[type, ModuleGuard] = {}
         self.graphs = 0
         self.choices: list[Choice] = []
         self.on_settled: OnSettled = lambda *told: None
@@ -101,7 +105,7 @@ class Pieces:
         from torch._dynamo.eval_frame import OptimizeContext, optimize
 
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
-        context = optimize(self._backend, dynamic=False)
+        context = optimize(self._backend, dynamic=False, guard_filter_fn=self._watch_classes)
         if not isinstance(context, OptimizeContext):  # TORCHDYNAMO_DISABLE
             return self._module._call_impl
         convert: Any = context.callback
@@ -114,6 +118,16 @@ class Pieces:
         context.callback = convert_quietly
         compiled: Callable[..., Any] = context(self._module._call_impl)
         return compiled
+
+    def holds(self, call: dict[str, Any]) -> bool:
+        """Whether the classes that were named are as they were; the rest is Dynamo's to compare. `call` is not looked at."""
+        return all(guard.holds() for guard in self._classes.values())
+
+    def _watch_classes(self, entries: Entries) -> list[bool]:
+        for kind in forgotten_classes(entries):
+            if kind not in self._classes:
+                self._classes[kind] = ModuleGuard(bodies_of([kind]))
+        return [True] * len(entries)
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         self.graphs += 1

@@ -30,6 +30,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_cudal1.watched import (
+    HEAP_TYPE,
     IGNORED,
     Cell,
     Code,
@@ -65,7 +66,6 @@ _BOOKKEEPING = {  # identity is watched with the other attributes; the content p
     "_load_state_dict_post_hooks",
 }
 _MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = 8, 1024, 16384  # nesting of attributes, items of one container, containers and objects
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)
 _OPAQUE: tuple[type, ...] = (  # immutable, or of no influence on a result: identity is enough
@@ -318,7 +318,7 @@ def _join(path: str, name: object) -> str:
 
 def _has_slots(cls: type) -> bool:
     """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are not watched."""
-    foreign = any(not base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
+    foreign = any(not base.__flags__ & HEAP_TYPE for base in cls.__mro__[:-1])
     return foreign or any(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
 
 

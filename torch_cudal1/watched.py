@@ -6,7 +6,7 @@ Data only: `torch_cudal1.watch` makes the records, `torch_cudal1.guard` and `csr
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 __all__ = [
     "ABSENT",
     "FACTS",
+    "HEAP_TYPE",
     "IGNORED",
     "Cell",
     "Code",
@@ -28,11 +29,13 @@ __all__ = [
     "Table",
     "TensorFacts",
     "Watched",
+    "bodies_of",
     "tensor_facts",
     "without_state",
 ]
 
 IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _HOOKS_OF_ALL = "torch.nn.modules.module."
 FACTS = ("dtype", "device", "shape", "strides", "requires_grad", "layout", "address", "conjugate bit", "negative bit")
 
@@ -167,6 +170,18 @@ class Watched:
     codes: tuple[Code, ...]
     cells: tuple[Cell, ...]
     tensors: tuple[TensorFacts, ...]
+
+
+def bodies_of(classes: Iterable[type]) -> Watched:
+    """The bodies of classes, for a guard of them alone."""
+    tables = tuple(
+        Table(
+            f"class {kind.__qualname__}", "class attribute", vars(kind), tuple(vars(kind)), tuple(vars(kind).values()), owner=kind
+        )
+        for kind in classes
+        if kind.__flags__ & HEAP_TYPE
+    )
+    return Watched((), (), tables, (), (), (), (), (), (), ())
 
 
 def without_state(watched: Watched) -> Watched:

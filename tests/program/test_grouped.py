@@ -21,14 +21,16 @@ def by_formula(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.cat([*(left[group] @ right[number] for number, group in enumerate(groups)), rest])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("columns", [8, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_it_is_its_formula_in_every_dtype_and_alignment(dtype: torch.dtype, columns: int) -> None:
-    left, right = torch.randn(9, 8).to(dtype), torch.randn(3, 8, columns).to(dtype)
-    found = PRODUCTS(left, right, ENDS)
+def test_it_is_its_formula_in_every_dtype_and_alignment(dtype: torch.dtype, columns: int, device: str) -> None:
+    left, right = torch.randn(9, 8).to(device, dtype), torch.randn(3, 8, columns).to(device, dtype)
+    ends = ENDS.to(device)
+    found = PRODUCTS(left, right, ends)
     assert found.is_contiguous()
     torch.testing.assert_close(found, by_formula(left, right))
-    torch.testing.assert_close(PRODUCTS(left.t(), found, ENDS), by_formula(left.t(), found))
+    torch.testing.assert_close(PRODUCTS(left.t(), found, ends), by_formula(left.t(), found))
 
 
 def test_rows_behind_the_last_group_are_zero() -> None:

@@ -23,9 +23,9 @@ import torch
 from packaging.version import Version
 
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
-from torch_cudal1.watched import ABSENT, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
+from torch_cudal1.watched import ABSENT, HEAP_TYPE, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
 
-__all__ = ["GuardSplit"]
+__all__ = ["GuardSplit", "forgotten_classes"]
 
 # Said by guard.call_state and guard.tracing_reason, or by the arguments' signature where shapes are static.
 _STATE = frozenset(
@@ -91,7 +91,6 @@ _MAX_ITEMS = 1024
 _SLOTS = ("_parameters", "_buffers", "_modules")
 # Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it again.
 _FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
 _WITHOUT_HOOKS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
@@ -154,9 +153,8 @@ class GuardSplit:
         if entry.guard_type in _STATE:
             return False
         source = entry.orig_guard.originating_source
-        if _FORGETS_CLASSES and entry.has_value and isinstance(entry.value, type) and not _is_torchs(entry.value.__module__):
-            for base in entry.value.__mro__[:-1]:
-                self._content(base)
+        for named in forgotten_classes([entry]):
+            self._content(named)
         if getattr(_root(source), "local_name", "") in ("args", "kwargs"):
             return not _is_in_signature(entry, source)
         try:  # the records of steps that were proven stay where a later one is not: they serve other guards too
@@ -190,7 +188,7 @@ class GuardSplit:
         if isinstance(value, types.ModuleType):
             return False
         if isinstance(value, type):
-            if not value.__flags__ & _HEAP_TYPE:  # a class made in C: nobody can assign to it
+            if not value.__flags__ & HEAP_TYPE:  # a class made in C: nobody can assign to it
                 return True
             return self._note("tables", ("table", id(value)), lambda: _table(f"class {value.__qualname__}", vars(value), value))
         if type(value) is tuple:
@@ -329,7 +327,7 @@ class GuardSplit:
         """A name in a dict or in the body of a class. Names of torch itself are not looked after: they are not the user's to
         change.
         """
-        if isinstance(table, type) and not table.__flags__ & _HEAP_TYPE:  # a class made in C: nobody can assign to it
+        if isinstance(table, type) and not table.__flags__ & HEAP_TYPE:  # a class made in C: nobody can assign to it
             return value
         named = table.__module__ if isinstance(table, type) else table.get("__name__", "") if type(table) is dict else ""
         if not _is_torchs(str(named)) and ("table", id(table)) not in self._known:
@@ -338,7 +336,7 @@ class GuardSplit:
         return value
 
     def _class(self, value: Any) -> bool:
-        if type(type(value)) is not type or type(value).__flags__ & _HEAP_TYPE:  # of any other, the class cannot be assigned
+        if type(type(value)) is not type or type(value).__flags__ & HEAP_TYPE:  # of any other, the class cannot be assigned
             self._note("kins", ("kin", id(value)), lambda: Kin(type(value).__name__, value, type(value)))
         return True
 
@@ -348,6 +346,14 @@ class GuardSplit:
     def _function(self, function: types.FunctionType) -> None:
         if not _is_torchs(function.__module__ or ""):
             self._note("codes", ("function", id(function)), lambda: Code.of(f"function {function.__qualname__}", function))
+
+
+def forgotten_classes(entries: Entries) -> list[type]:
+    """The classes that a frame names whose bodies Dynamo does not look at again, those that they inherit from included."""
+    if not _FORGETS_CLASSES:
+        return []
+    named = [entry.value for entry in entries if entry.has_value and isinstance(entry.value, type)]
+    return [base for each in named if not _is_torchs(each.__module__) for base in each.__mro__[:-1]]
 
 
 def _table(where: str, table: Any, owner: type | None = None) -> Table:
