@@ -317,7 +317,6 @@ def test_a_file_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("reads_values", ""),
         ("unknown_size", ""),
         ("sparse", "not a plain tensor"),
         ("quantised", "not a plain tensor"),
@@ -338,6 +337,18 @@ def test_what_cannot_be_served_runs_as_it_is_and_says_why(
     assert len(left_out) > 20
     planned = run(capsys, "plan", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json").told["plans"][0]
     assert planned["rows"][0]["expected_speedup"] == 1.0
+
+
+@pytest.mark.usefixtures("decided")
+def test_a_forward_in_several_graphs_is_decided_by_calls_of_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(capsys, "warmup", f"{model}:reads_values", "--cache-dir", tmp_path, "--device", "cpu", "--json")
+    assert done.code == 0, done.err
+    (result,) = done.told["results"]
+    assert result["error"] is None
+    told = [*result["explanation"]["gate"], result["explanation"]["undone"]]
+    assert "graphs with Python between" in " ".join(told)
 
 
 @pytest.mark.usefixtures("decided")

@@ -31,7 +31,7 @@ from torch_cudal1.reporting import explanation_of
 from torch_cudal1.settings import Settings
 from torch_cudal1.switch import disabled, is_disabled
 
-__all__ = ["accelerate", "disabled", "explain", "restore"]
+__all__ = ["accelerate", "arguments_of", "disabled", "explain", "is_on_trial", "restore"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 _MAX_SIGNATURES = 64  # beyond this a caller feeds ever new shapes; remembering more would only cost memory
@@ -71,7 +71,7 @@ def accelerate(
     recording.keep(chosen.record)
     dispatcher = Dispatcher(module, chosen)
     if example_inputs is not None:  # before the dispatcher is put in: where this raises, the module stays as it was
-        args, kwargs = _arguments(example_inputs)
+        args, kwargs = arguments_of(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
     if not dispatcher.stands_aside():
         module._compiled_call_impl = dispatcher
@@ -97,6 +97,12 @@ def explain(module: torch.nn.Module) -> Explanation:
     if not isinstance(dispatcher, Dispatcher):
         raise TypeError(f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first")
     return explanation_of(type(module).__name__, dispatcher.device, list(dispatcher.bindings.values()))
+
+
+def is_on_trial(module: torch.nn.Module) -> bool:
+    """Whether an accelerated module's calls still decide what runs in it (see `pieces`)."""
+    dispatcher = module._compiled_call_impl
+    return isinstance(dispatcher, Dispatcher) and dispatcher.on_trial
 
 
 @dataclass
@@ -205,6 +211,12 @@ class Dispatcher:
                 self.bindings[key] = Unbound(reason, tuple(withdrawn(choice, reason) for choice in bound.choices))
         self._earlier = {key: [one for one in bounds if not _runs(one, candidate)] for key, bounds in self._earlier.items()}
         self.begin_counting()
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the calls that are made now still decide what runs."""
+        found = [bound.pieces for bound in self.bindings.values() if isinstance(bound, Bound)]
+        return any(pieces is not None and pieces.settled is None for pieces in found)
 
     def stands_aside(self) -> bool:
         """Whether the module is best as it is for all that was asked of it: then it is left alone, and `explain` says so."""
@@ -387,7 +399,8 @@ def _saving_is_watched() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of `example_inputs`."""
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, (tuple, list)):

@@ -16,7 +16,7 @@ import torch
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.explanation import Explanation
-from torch_cudal1.module import accelerate, explain, restore
+from torch_cudal1.module import accelerate, arguments_of, explain, is_on_trial, restore
 from torch_cudal1.pipeline import Progress
 from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.settings import Settings
@@ -81,6 +81,7 @@ def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None
     try:
         with torch.set_grad_enabled(training):
             accelerate(module, loaded.inputs, settings=settings, progress=progress)
+            _finish_trial(loaded)
         explanation = explain(module)
         restore(module)
         error = _problem_since(started_at)
@@ -94,6 +95,13 @@ def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None
     return WarmupResult(
         loaded.name, explanation, error, time.monotonic() - started, grown("candidates_judged"), grown("entries_reused")
     )
+
+
+def _finish_trial(loaded: Loaded) -> None:
+    """Make the calls that decide about a forward in several graphs: here nobody else makes any."""
+    args, kwargs = arguments_of(loaded.inputs)
+    while is_on_trial(loaded.module):  # a trial ends after so many calls
+        loaded.module(*args, **kwargs)
 
 
 def _problem_since(started_at: float) -> str | None:
