@@ -37,6 +37,8 @@ _WARM = (
     "h200-warm-start-offline-earlier.json",
 )
 _OVERHEAD = (
+    "h200-overhead-graph.json",
+    "h200-host-guards.json",
     "h200-overhead-dynamo-after-2.json",
     "h200-overhead-dynamo-after.json",
     "h200-overhead-dynamo-before.json",

@@ -133,7 +133,13 @@ def _known_or_decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, opt
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager", "inductor+graph"):
         observe.count("graphs_remembered")
         return _remembered(gm, inputs, str(known["runs"]), place, options), Told(str(known["runs"]))
-    return _decided(gm, inputs, place, options, name)
+    if place.settings.on_miss != "tune" or isinstance(known, dict):
+        return _decided(gm, inputs, place, options, name)
+    from torch_cudal1.judge import expect, kept_warm
+
+    with kept_warm():
+        expect(place.settings, place.device)
+        return _decided(gm, inputs, place, options, name)
 
 
 def _followed(

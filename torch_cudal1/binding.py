@@ -108,6 +108,10 @@ def bind(
     progress: Progress | None = None,
 ) -> Bound | Unbound:
     """Bind `module(*args, **kwargs)` in the present grad and autocast mode. Raises CacheMissError under on_miss="error"."""
+    if settings.on_miss == "tune" and not is_known(module, args, dict(kwargs), settings):
+        from torch_cudal1.judge import expect  # loads the whole judge: only where there will be a search
+
+        expect(settings, device_of([*tensors_among(args, kwargs), *module.parameters()]))
     try:
         captured, traced = captured_call(module, args, kwargs)
         lowered = [_lower(graph, module) for graph in traced.graphs]

@@ -174,7 +174,8 @@ class GuardSplit:
         if kind == "DUPLICATE_INPUT":  # raises where the other one of the two is not proven
             return self._value(entry.orig_guard.create_fn.keywords["source_b"]) is value
         if kind in _OF_CONTENT:
-            return self._content(value.owner if isinstance(value, _Names) else value, attributes=kind.startswith("NOT_PRESENT"))
+            names = isinstance(value, _Names)
+            return self._content(value.owner if names else value, attributes=names or kind.startswith("NOT_PRESENT"))
         if kind in _OF_TYPE:
             return isinstance(value, _Names) or self._class(value)
         if kind not in _OF_IDENTITY or not _is_immutable(value):
@@ -286,7 +287,14 @@ class GuardSplit:
         for slot in _SLOTS:  # as nn.Module.__getattr__ finds them
             if isinstance(value, torch.nn.Module) and name in names[slot]:
                 return self._lookup(self._lookup(names, slot, names[slot]), name, names[slot][name])
-        raise _UnprovenError(name)
+        self._lookup(names, name, ABSENT)
+        found = self._class_attribute(type(value), name)
+        if isinstance(found, types.FunctionType):
+            self._function(found)
+            return types.MethodType(found, value)
+        if hasattr(type(found), "__get__"):  # a property: what it gives is the outcome of a call
+            raise _UnprovenError(name)
+        return found
 
     def _class_attribute(self, cls: type, name: str) -> Any:
         for base in cls.__mro__:

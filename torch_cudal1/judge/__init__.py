@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, judge, tried
+    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, expect, judge, tried
     from torch_cudal1.judge.decide import conservative
     from torch_cudal1.judge.gpu_lock import working_s
     from torch_cudal1.judge.race import rank_baselines
@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "conservative",
     "evidence",
+    "expect",
     "in_background",
     "judge",
     "kept_warm",

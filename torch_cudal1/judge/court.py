@@ -33,6 +33,7 @@ from torch_cudal1.judge.transport import read_program, write_payloads
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.judge.validate import validate
 from torch_cudal1.judge.warm import begin as begin_child
+from torch_cudal1.judge.warm import expect as expect_children
 from torch_cudal1.judge.warm import fresh, lent
 from torch_cudal1.program.model import Program
 from torch_cudal1.program.operator import output_specs
@@ -54,7 +55,7 @@ from torch_cudal1.settings import Settings
 if TYPE_CHECKING:
     from torch_cudal1.kernels import Proposal
 
-__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "judge", "tried"]
+__all__ = ["Job", "Judgement", "Ranking", "begin", "build", "check", "evidence", "expect", "judge", "tried"]
 
 # of the GPU with each process, for as long as it lives; for larger tensors more is shared while they are handed over
 _SLACK_BYTES, _MOST_SHARED_BYTES, _SHARE_OF_FREE = 1 << 20, 1 << 30, 12
@@ -122,6 +123,11 @@ def begin(region: Region, job: Job) -> None:
     shared = max(inputs, outputs) + _SLACK_BYTES
     fits = shared <= min(_MOST_SHARED_BYTES, free // _SHARE_OF_FREE)  # less than a message is of no use
     begin_child(limits_for(job.settings, job.device), job.contract, shared if fits else 0)
+
+
+def expect(settings: Settings, device: torch.device) -> None:
+    """Prepare for `begin` before the region is known: for inside `kept_warm()`, while a call is captured."""
+    expect_children(limits_for(settings, device))
 
 
 def judge(region: Region, candidate: Candidate, ranking: Ranking, job: Job) -> Judgement:

@@ -26,7 +26,7 @@ from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 
-__all__ = ["begin", "fresh", "in_background", "kept_warm", "lent"]
+__all__ = ["begin", "expect", "fresh", "in_background", "kept_warm", "lent"]
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
@@ -77,6 +77,11 @@ def begin(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
     if _STORE.depth and limits.trust == "own" and not _STORE.coming.get((limits, contract)):
         starting = _STORE.work.submit(_threads(limits.gpu), _started, limits, contract, shared_bytes, _nursery(limits))
         _STORE.coming.setdefault((limits, contract), []).append(starting)
+
+
+def expect(limits: Limits) -> None:
+    """Start importing what children of these limits will need, where children will probably be asked for later in the body."""
+    _nursery(limits)
 
 
 def in_background(
