@@ -12,19 +12,18 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.judge.analysis import bound_arguments, fill
 from torch_cudal1.judge.channel import storage_extent
 from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
-from torch_cudal1.program.execute import interpret
-from torch_cudal1.program.model import Aten, Program, TensorSpec, step_outs
+from torch_cudal1.program.model import Aten, Program
+from torch_cudal1.program.operator import value_specs
 
 __all__ = ["Infeasible", "exact_outputs", "sway"]
 
@@ -52,8 +51,9 @@ def exact_outputs(program: Program, inputs: Sequence[torch.Tensor], device: torc
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can be compared with."""
     last = {index: position for position, step in enumerate(program.steps) for index in used_values(step)}
     kept = set(program.outputs)
-    strides = _eagers_strides(program) if any(isinstance(s, Aten) and s.target in _BY_STRIDES for s in program.steps) else {}
+    by_strides = any(isinstance(step, Aten) and step.target in _BY_STRIDES for step in program.steps)
     try:
+        strides = {index: spec.strides for index, spec in value_specs(program).items()} if by_strides else {}
         values: dict[int, Any] = {index: _widen_strided(tensor) for index, tensor in enumerate(inputs)}
         for index, name in enumerate(program.constants, len(inputs)):
             values[index] = widen(program.payloads[name].to(device))
@@ -103,17 +103,6 @@ def _nudged(tensor: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator(flat.device).manual_seed(secrets.randbits(62))  # the user's own sequence is not touched
     factors = torch.randn(flat.shape, dtype=torch.float64, device=flat.device, generator=generator).mul_(_NUDGE).add_(1)
     return (flat * factors).as_strided(wide.shape, wide.stride())
-
-
-def _eagers_strides(program: Program) -> dict[int, tuple[int, ...]]:
-    """The strides that each value has in eager, worked out on fake tensors."""
-    count = len(program.inputs) + len(program.constants) + sum(len(step_outs(step)) for step in program.steps)
-    specs = (*program.inputs, *(TensorSpec.of(program.payloads[name]) for name in program.constants))
-    opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        given = [torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device) for s in specs]
-        values = interpret(opened, torch.device(program.device))(given)
-    return {index: tuple(value.stride()) for index, value in enumerate(values) if isinstance(value, torch.Tensor)}
 
 
 def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
