@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     def tick(self: pieces.Pieces) -> float:
         nonlocal now
-        now += takes[pieces._ORDER[(self._calls - 1) % 4]]
+        now += takes[self._side()]
         return now
 
     monkeypatch.setattr(pieces.Pieces, "_now", tick)
@@ -130,9 +130,94 @@ def test_nothing_runs_before_the_first_call(tmp_path: Path) -> None:
     assert module.seen == []
 
 
-def test_what_trains_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    module = torch_cudal1.accelerate(Branching(), X, on_miss="tune", cache_dir=tmp_path)
-    assert "with gradients" in torch_cudal1.explain(module).left_out[0]
+def trained(module: nn.Module, steps: int) -> list[torch.Tensor]:
+    """The losses of `steps` steps of SGD, and the weights after them."""
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01), []
+    for x in inputs(steps):
+        optimizer.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(parameter.detach() for parameter in module.parameters())]
+
+
+def for_training(module: nn.Module, cache_dir: Path) -> nn.Module:
+    return torch_cudal1.accelerate(module, X, on_miss="tune", cache_dir=cache_dir)
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_a_training_loop_is_its_own_trial(wins: bool, tmp_path: Path, clock: dict[str, float]) -> None:
+    clock["graphs"] = 1.0 if wins else 1.99
+    module, own = for_training(Branching(), tmp_path), Branching()
+    torch.testing.assert_close(trained(module, 60), trained(own, 60))
+    assert module.seen == own.seen
+    told = torch_cudal1.explain(module)
+    assert "pairs of training steps" in (told.gate[0] if wins else told.undone)
+    assert ("_compiled_call_impl" in vars(module)) == wins
+
+
+def test_calls_that_share_a_loss_are_one_step(tmp_path: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made by one side, or their times would say nothing."""
+    calls, end = [], pieces.Pieces._end_step
+
+    def note(trial: pieces.Pieces, *call: Any) -> None:
+        calls.append(trial._step.calls)
+        end(trial, *call)
+
+    monkeypatch.setattr(pieces.Pieces, "_end_step", note)
+    module, own = for_training(Branching(), tmp_path), Branching()
+    for x in inputs(60):
+        losses = [kind(x).square().mean() + kind(-x).square().mean() for kind in (module, own)]
+        gradients = [torch.autograd.grad(loss, list(kind.parameters())) for loss, kind in zip(losses, (module, own), strict=True)]
+        torch.testing.assert_close(*gradients)
+    assert set(calls) == {2}
+    assert "training steps" in torch_cudal1.explain(module).gate[0]
+
+
+def test_calls_that_want_gradients_and_get_none_end_the_trial_too(tmp_path: Path, clock: dict[str, float]) -> None:
+    module = for_training(Branching(), tmp_path)
+    for x in inputs(400):
+        module(x)
+    assert not torch_cudal1.module.is_on_trial(module)
+
+
+def test_a_checkpointed_forward_is_the_modules_own_both_times(tmp_path: Path, clock: dict[str, float]) -> None:
+    """It runs again in the backward, and must save as many tensors as it did before."""
+    from torch.utils.checkpoint import checkpoint
+
+    module, own = for_training(Branching(), tmp_path), Branching()
+    for number, x in enumerate(inputs(60)):
+        if number % 3:
+            found = [torch.autograd.grad(kind(x).square().mean(), list(kind.parameters())) for kind in (module, own)]
+        else:
+            results = [checkpoint(kind, x, use_reentrant=False) for kind in (module, own)]
+            found = [
+                torch.autograd.grad(result.square().mean(), list(kind.parameters()))
+                for result, kind in zip(results, (module, own), strict=True)
+            ]
+        torch.testing.assert_close(*found)
+
+
+def test_a_gradient_can_be_differentiated_again(tmp_path: Path, clock: dict[str, float]) -> None:
+    module, own = for_training(Branching(), tmp_path), Branching()
+    for x in inputs(40):
+        found = []
+        for kind in (module, own):
+            leaf = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(kind(leaf).square().sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(gradient.square().sum(), [leaf, *kind.parameters()]))
+        torch.testing.assert_close(*found)
+
+
+def test_a_backward_can_be_repeated(tmp_path: Path, clock: dict[str, float]) -> None:
+    module, own = for_training(Branching(), tmp_path), Branching()
+    for x in inputs(40):
+        found = []
+        for kind in (module, own):
+            loss = kind(x).square().sum()
+            found.append([torch.autograd.grad(loss, list(kind.parameters()), retain_graph=True) for _ in range(2)])
+        torch.testing.assert_close(*found)
 
 
 @torch.no_grad()

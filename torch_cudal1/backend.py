@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_cudal1.ranks import Apart, Told
 
 _Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
-__all__ = ["cudal1", "telling"]
+__all__ = ["cudal1", "run_graph", "telling"]
 _told: ContextVar[Callable[[Sequence[Any]], None] | None] = ContextVar("cudal1_choices_told", default=None)
 
 
@@ -353,15 +353,17 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     module = with_class_checks(as_steps(gm)) if checks else as_steps(gm)
     with linkage_told(device):
         compiled = cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=(checks | options) or None))
-    return as_eager_raises(compiled, lambda *given: _own(gm)(*given)) if checks else compiled
+    return as_eager_raises(compiled, lambda *given: run_graph(gm, *given)) if checks else compiled
 
 
-def _own(gm: fx.GraphModule) -> Callable[..., Any]:
-    """The graph's own operators. Before its first call Dynamo's graph goes through a wrapper that prints what is raised in it."""
+def run_graph(gm: fx.GraphModule, *inputs: Any) -> Any:
+    """What the graph's own operators yield. Before its first call Dynamo's graph goes through a wrapper that prints what is raised
+    in it.
+    """
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     _LazyGraphModule.force_recompile(gm)
-    return gm.forward
+    return gm.forward(*inputs)
 
 
 def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:

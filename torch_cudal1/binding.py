@@ -145,9 +145,7 @@ def _bind_in_pieces(
     leaves = [*tensors_among(args, kwargs), *module.parameters()]
     place = place_for(device_of(leaves), settings)
     why = ""
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
-        why = "with gradients a call's time does not tell which way is faster"
-    elif has_ranks(settings):
+    if has_ranks(settings):
         why = "ranks could not agree on a trial of their own calls"
     elif settings.on_miss != "tune" and not is_known(module, args, kwargs, settings):
         why = "nothing was tuned for it"
@@ -158,7 +156,8 @@ def _bind_in_pieces(
     if why or isinstance(watched, Refusal):
         observe.record("capture", "left_out", reason=reason)
         return Unbound(f"{reason}; {why}")
-    pieces = Pieces(module, settings, place.device)
+    trains = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    pieces = Pieces(module, settings, place.device, trains=trains)
     note = f"on trial in the module's own calls ({reason})"
     return Bound(pieces.call, ModuleGuard(without_state(watched)), (), note, conditions=pieces.holds, pieces=pieces)
 

@@ -23,7 +23,17 @@ from torch_cudal1 import native
 from torch_cudal1.watch import watch
 from torch_cudal1.watched import ABSENT, FACTS, IGNORED, Code, Lookup, Refusal, Table, TensorFacts, Watched, tensor_facts
 
-__all__ = ["ModuleGuard", "Refusal", "bind", "call_state", "opaque_signature", "python_signature", "signature", "tracing_reason"]
+__all__ = [
+    "ModuleGuard",
+    "Refusal",
+    "bind",
+    "call_state",
+    "opaque_signature",
+    "python_signature",
+    "saving_is_watched",
+    "signature",
+    "tracing_reason",
+]
 
 Implementation: TypeAlias = Literal["python", "native"]
 _C: Any = torch._C
@@ -212,6 +222,11 @@ def tracing_reason() -> str:
     if forward_ad._current_level >= 0:
         return "forward-mode automatic differentiation is active"
     return ""
+
+
+def saving_is_watched() -> bool:
+    """Whether hooks pack what autograd saves, as activation checkpointing does: it runs a forward again and compares."""
+    return _C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def call_state(device_type: str) -> tuple[object, ...]:

@@ -272,7 +272,7 @@ class Dispatcher:
 
     def _decide(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound | Unbound:
         """What to do with a call that no binding serves as it is. Never a search: this is inside a user's call."""
-        if _saving_is_watched():  # activation checkpointing runs a forward twice and expects the same saved tensors: change nothing
+        if guard.saving_is_watched():  # a forward that checkpointing runs twice must save the same both times: change nothing
             return Unbound("saved tensors are packed by hooks", missed=True)
         if not self._binding.acquire(blocking=False):
             return Unbound("another thread is binding", missed=True)
@@ -393,10 +393,6 @@ def _calling_module() -> torch.nn.Module | None:
     """The module whose call brought us here; None where it was not `nn.Module.__call__` that did."""
     frame = sys._getframe(2)
     return frame.f_locals.get("self") if frame.f_code is _MODULE_CALL else None
-
-
-def _saving_is_watched() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

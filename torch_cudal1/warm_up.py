@@ -16,11 +16,13 @@ import torch
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.graph.module_call import tensors_among
 from torch_cudal1.module import accelerate, arguments_of, explain, is_on_trial, restore
 from torch_cudal1.pipeline import Progress
 from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.settings import Settings
 from torch_cudal1.targets import Loaded, load, try_call
+from torch_cudal1.trial_step import gradients
 
 __all__ = ["WarmupResult", "warm", "warmup"]
 
@@ -98,10 +100,14 @@ def warm(loaded: Loaded, settings: Settings, *, progress: Progress | None = None
 
 
 def _finish_trial(loaded: Loaded) -> None:
-    """Make the calls that decide about a forward in several graphs: here nobody else makes any."""
+    """Make the calls, or training steps, that decide about a forward in several graphs: here nobody else makes any."""
     args, kwargs = arguments_of(loaded.inputs)
+    leaves = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad and torch.is_grad_enabled()]
     while is_on_trial(loaded.module):  # a trial ends after so many calls
-        loaded.module(*args, **kwargs)
+        results = loaded.module(*args, **kwargs)
+        if wanted:
+            gradients(results, wanted)
 
 
 def _problem_since(started_at: float) -> str | None:

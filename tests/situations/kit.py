@@ -1,4 +1,4 @@
-"""The three doors of a scene, and the comparison of what was seen behind each.
+"""The doors of a scene, and the comparison of what was seen behind each.
 
 Decisions are planted for every graph that is captured, so that a swapped callable really runs and nothing is searched for; what has
 no graph runs as it does for a user.
@@ -29,7 +29,7 @@ from torch_cudal1.graph.lower import lower
 Door: TypeAlias = Callable[..., Callable[..., Any]]
 Scene: TypeAlias = Callable[[Door], Any]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(5))
-DOORS = ("accelerate", "backend", "pieces")
+DOORS = ("accelerate", "backend", "pieces", "accelerate, training", "pieces, training")
 
 
 class Layer(nn.Module):
@@ -118,21 +118,23 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
     skipped.
     """
     torch._dynamo.reset()
-    expected = seen(scene, plain)
+    trains = door.endswith("training")
+    expected = seen(scene, plain, trains=trains)
     torch._dynamo.reset()
-    if door == "pieces":
-        _check_in_pieces(scene, expected, cache_dir)
+    if door.startswith("pieces"):
+        _check_in_pieces(scene, expected, cache_dir, trains=trains)
         return
-    found = seen(scene, Accelerated(cache_dir) if door == "accelerate" else Compiled(cache_dir))
+    opened = Compiled(cache_dir) if door == "backend" else Accelerated(cache_dir)
+    found = seen(scene, opened, trains=trains)
     try:
         assert_same(found, expected)
     except AssertionError:
-        if door == "accelerate" or _is_right(scene, expected):
+        if door != "backend" or _is_right(scene, expected):
             raise
         pytest.skip("torch.compile gets this wrong with a backend of its own too")
 
 
-def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path) -> None:
+def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path, *, trains: bool) -> None:
     """With a break in every layer, beside those that the scene has itself."""
     doors, whole = InPieces(cache_dir), Layer.h
 
@@ -144,7 +146,7 @@ def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path) -> None:
         patched.setattr(Layer, "h", broken)
         patched.setattr(pieces.Pieces, "_tried", lambda trial, args, kwargs: trial._compiled(*args, **kwargs))
         patched.setattr(pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs))
-        found = seen(scene, doors)
+        found = seen(scene, doors, trains=trains)
     if not doors.broken:
         pytest.skip("its forward is one graph, or none")
     assert_same(found, expected)
@@ -160,17 +162,23 @@ def _is_right(scene: Scene, expected: Any) -> bool:
     return True
 
 
-def seen(scene: Scene, door: Door) -> Any:
+def seen(scene: Scene, door: Door, *, trains: bool = False) -> Any:
     """What the scene returns, or the exception that it ends with."""
     torch.manual_seed(11)
-    with torch.no_grad():
+    with torch.set_grad_enabled(trains):
         return scene(door)
 
 
 def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a call, or the class of what it raises."""
+    """The result of a call, with the gradients of a loss over it where there are any, or the class of what it raises."""
     try:
-        return copy.deepcopy(call(*args, **kwargs))
+        result = call(*args, **kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        wanted = [tensor for tensor in getattr(call, "parameters", list)() if tensor.requires_grad]
+        if tensors and wanted:
+            loss = torch.stack([tensor.sum() for tensor in tensors]).sum()
+            result = (result, torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
+        return copy.deepcopy(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result))
     except Exception as error:  # noqa: BLE001  what is raised is what is compared
         return type(error).__name__
 

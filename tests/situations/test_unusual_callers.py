@@ -85,7 +85,8 @@ def a_deep_copy(door: Door) -> Any:
     module = Scaled()
     call = door(module, X)
     twin = copy.deepcopy(module)
-    twin.weight.mul_(3)
+    with torch.no_grad():
+        twin.weight.mul_(3)
     return [call(X).clone(), twin(X).clone(), type(twin) is Scaled, call(X).clone()]
 
 
