@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from torch_cudal1 import observe
 from torch_cudal1.errors import SandboxError
 from torch_cudal1.judge import background, start, warm
 from torch_cudal1.judge.limits import limits_for
-from torch_cudal1.judge.nursery import Forked
+from torch_cudal1.judge.nursery import Forked, Nursery
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.trial import Trial
 from torch_cudal1.records import Contract
@@ -84,6 +86,7 @@ def test_strangers_get_a_process_of_their_own() -> None:
 
 
 def test_a_child_that_is_still_starting_is_ended_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm._STAYING.end()
     launched, scratches, note = threading.Event(), [], background.Work.started
 
     def noted(work: background.Work, process: object) -> None:
@@ -135,7 +138,18 @@ def forked(child: Child) -> bool:
     return isinstance(child._process, Forked)
 
 
-def test_children_are_forked_from_one_process_which_ends_with_the_body() -> None:
+def nursery_of_a_search() -> Nursery:
+    with warm.kept_warm(), warm.lent(LIMITS, Contract()) as child:
+        assert forked(child)
+        assert child._nursery is not None
+        return child._nursery
+
+
+def is_running(nursery: Nursery) -> bool:
+    return Path(f"/proc/{nursery.pid}").exists()
+
+
+def test_children_are_forked_from_one_process() -> None:
     with warm.kept_warm():
         warm.begin(LIMITS, Contract())
         with warm.lent(LIMITS, Contract()) as one, warm.fresh(LIMITS, Contract()) as other:
@@ -145,11 +159,71 @@ def test_children_are_forked_from_one_process_which_ends_with_the_body() -> None
             asked.load("candidate", replace(candidate(REGION.program), schedule="inductor"))
             assert asked.run(asked.draw("normal")).outputs[0] is not None
             assert one._nursery is other._nursery
-            nursery = one._nursery
-        assert nursery is not None
-    assert not Path(f"/proc/{nursery.pid}").exists()
     with warm.lent(LIMITS, Contract()) as alone:
         assert not forked(alone)
+
+
+def test_the_next_search_takes_the_process_that_the_last_one_has_left() -> None:
+    first = nursery_of_a_search()
+    assert is_running(first)
+    assert nursery_of_a_search() is first
+
+
+def test_what_nobody_takes_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_STAYS_S", 0.2)
+    left = nursery_of_a_search()
+    deadline = time.monotonic() + 10
+    while is_running(left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(left)
+    assert nursery_of_a_search() is not left
+
+
+def test_a_search_that_is_interrupted_leaves_no_process() -> None:
+    left = []
+
+    def search() -> None:
+        with warm.kept_warm(), warm.lent(LIMITS, Contract()) as child:
+            left.append(child._nursery)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert not is_running(left[0])
+
+
+def test_another_environment_gets_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nursery_of_a_search()
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+    assert nursery_of_a_search() is not first
+    assert not is_running(first)
+
+
+def test_folders_added_to_the_import_path_are_there_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nursery_of_a_search()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with warm.kept_warm(), warm.lent(LIMITS, Contract()) as child:
+        assert forked(child)
+        assert child._nursery is first
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "before"), *sys.path])
+    (tmp_path / "before").mkdir()  # what lies in it may hide what was imported
+    assert nursery_of_a_search() is not first
+
+
+def test_a_fork_of_the_process_does_not_talk_to_what_its_parent_left() -> None:
+    first = nursery_of_a_search()
+    if (pid := os.fork()) == 0:
+        os._exit(0 if warm._STAYING.take(True) is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert nursery_of_a_search() is first
+
+
+def test_the_end_of_the_program_ends_what_a_search_has_left() -> None:
+    program = (
+        "from tests.judge.test_warm import nursery_of_a_search\nif __name__ == '__main__':\n    print(nursery_of_a_search().pid)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert not Path(f"/proc/{int(told.stdout.split()[-1])}").exists()
 
 
 def test_without_the_process_that_forks_a_child_is_started_from_nothing() -> None:

@@ -28,7 +28,14 @@ class _Closed(Protocol):
         """Safe where the process behind it has been ended."""
 
 
+class _Owner(_Closed, Protocol):
+    @property
+    def process(self) -> _Process:
+        """What it is the other end of."""
+
+
 _Made = TypeVar("_Made", bound=_Closed)
+_Kept = TypeVar("_Kept", bound=_Owner)
 
 
 class Work:
@@ -46,12 +53,23 @@ class Work:
         """`function(*args, **kwargs)` in one of `threads`. Its children are this work's; killed ones raise SandboxError."""
         return threads.submit(lambda: self._run(function, *args, **kwargs))
 
-    def once(self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Made]) -> Future[_Made]:
+    def once(self, threads: ThreadPoolExecutor, key: Hashable, make: Callable[[], _Kept]) -> Future[_Kept]:
         """What `make` yields in one of `threads`, made once for all of this work, closed at its end."""
         with self._lock:
             if key not in self._made:
                 self._made[key] = self.submit(threads, make)
             return self._made[key]
+
+    def take(self, key: Hashable) -> Any | None:
+        """What `once` made under that key, no longer this work's to end; None while it is being made, or where that failed."""
+        with self._lock:
+            future = self._made.get(key)
+            if self.ended or future is None or not future.done() or future.cancelled() or future.exception() is not None:
+                return None
+            del self._made[key]
+            made = future.result()
+            self._processes = [process for process in self._processes if process is not made.process]
+            return made
 
     def started(self, process: _Process) -> None:
         """A child of this work runs; it is ended at once if the work is over."""

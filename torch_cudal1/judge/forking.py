@@ -70,6 +70,8 @@ def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
     plan = Plan.from_json(request["plan"])
     os.chdir(plan.scratch)
     replace_environment(request["variables"])
+    later = request["variables"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path += [folder for folder in later if folder and folder not in sys.path]
     tempfile.tempdir = None  # an import here may have asked for it: the child has its own
     execute = os.execv
 

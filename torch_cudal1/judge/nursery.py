@@ -84,13 +84,14 @@ class Nursery:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._scratch = make_scratch("cudal1-nursery-")
-        self._own, self._variables = own, environment(self._scratch, own=own, visible_gpu=visible_gpu)
+        self._own, self._visible_gpu = own, visible_gpu
+        self._variables = environment(self._scratch, own=own, visible_gpu=visible_gpu)
         command = [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), *imports]
         variables = self._variables | _ASKS_NVML
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=variables, stdin=subprocess.DEVNULL)
         theirs.close()
         if (work := background.current()) is not None:
-            work.started(self._process)
+            work.started(self.process)
         self._ours.settimeout(_START_S)
         try:
             self.pid = int(self._ask({"verb": "poll", "pid": 0})["nursery"])
@@ -105,10 +106,19 @@ class Nursery:
         self.close()
 
     def serves(self, variables: Mapping[str, str]) -> bool:
-        """Whether what it has imported is what a process with these variables would have: some modules read them once."""
-        return not self._own or all(
-            variables.get(name) == self._variables.get(name) for name in (*variables, *self._variables) if name != "TMPDIR"
-        )
+        """Whether what it has imported is what a process with these variables would have: some modules read them once.
+
+        Folders that were added to the end of the import path change nothing of that (setuptools adds one, and Inductor imports it).
+        """
+        if not self._own:
+            return True
+        before, now = ({**found, "PYTHONPATH": "", "TMPDIR": ""} for found in (self._variables, variables))
+        folders = [found.get("PYTHONPATH", "").split(os.pathsep) for found in (self._variables, variables)]
+        return before == now and folders[0] == folders[1][: len(folders[0])]
+
+    def is_current(self) -> bool:
+        """Whether it runs and is what would be started now."""
+        return self.process.poll() is None and self.serves(environment(self._scratch, own=self._own, visible_gpu=self._visible_gpu))
 
     def launch(
         self, plan: Plan, command: Sequence[str], variables: Mapping[str, str], *, fds: Sequence[int], log: IO[bytes]
@@ -131,12 +141,12 @@ class Nursery:
     def close(self) -> None:
         """End it and its children. Safe to call twice."""
         self._ours.close()
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(5.0)
+            self.process.wait(5.0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:

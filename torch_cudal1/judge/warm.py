@@ -6,10 +6,13 @@ unknown. Outside `kept_warm()` every loan is a fresh child, and when the outermo
 
 `begin` starts a child in the background, for the next loan, or the next `fresh` child, that asks for one of its kind. Inside
 `kept_warm()` children are forked from a process that has imported what they need (`nursery`): each after the first is there soon.
+That process stays for a while when the body has ended well, for who binds one module, or one graph, after the other.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +35,7 @@ _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
 _SHARED_BYTES = 256 << 20  # of the GPU with each child, at least: inputs or results of one call
 _IMPORTS = ("torch._dynamo", "torch._inductor.compile_fx")  # what nearly every question needs
+_STAYS_S = 20.0  # what forks children, after the last search
 _Kind: TypeAlias = tuple[Limits, Contract]
 
 
@@ -48,12 +52,73 @@ class _Store(threading.local):
 _STORE = _Store()
 
 
+class _Staying:
+    """Nurseries that no search uses, each until its time is up. For all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nurseries: dict[bool, tuple[Nursery, threading.Timer]] = {}
+
+    def put(self, visible_gpu: bool, nursery: Nursery) -> None:
+        """Keep it; one that stays already is ended."""
+        timer = threading.Timer(_STAYS_S, self._end, (nursery,))
+        timer.daemon = True
+        with self._lock:
+            before, self._nurseries[visible_gpu] = self._nurseries.get(visible_gpu), (nursery, timer)
+            timer.start()
+        if before is not None:
+            before[1].cancel()
+            before[0].close()
+
+    def take(self, visible_gpu: bool) -> Nursery | None:
+        """The one that stays, no longer to be ended here; None if there is none that a search could use now."""
+        with self._lock:
+            nursery, timer = self._nurseries.pop(visible_gpu, (None, None))
+        if nursery is None or timer is None:
+            return None
+        timer.cancel()
+        if nursery.is_current():
+            return nursery
+        nursery.close()
+        return None
+
+    def end(self) -> None:
+        """End all."""
+        for visible_gpu in (True, False):
+            with self._lock:
+                nursery, timer = self._nurseries.pop(visible_gpu, (None, None))
+            if nursery is not None and timer is not None:
+                timer.cancel()
+                nursery.close()
+
+    def forget(self) -> None:
+        """For a fork of this process, whose parent's they are."""
+        self.__init__()  # type: ignore[misc]
+
+    def _end(self, nursery: Nursery) -> None:
+        with self._lock:
+            mine = [visible_gpu for visible_gpu, (kept, _) in self._nurseries.items() if kept is nursery]
+            for visible_gpu in mine:
+                del self._nurseries[visible_gpu]
+        if mine:
+            nursery.close()
+
+
+_STAYING = _Staying()
+atexit.register(_STAYING.end)
+os.register_at_fork(after_in_child=_STAYING.forget)
+
+
 @contextmanager
 def kept_warm() -> Iterator[None]:
     """Keep children for the body, in this thread. May be nested: the outermost ends them, and what is done in the background."""
     _STORE.depth += 1
     try:
         yield
+        if _STORE.depth == 1:
+            for visible_gpu in (True, False):
+                if (nursery := _STORE.work.take(("nursery", visible_gpu))) is not None:
+                    _STAYING.put(visible_gpu, nursery)
     finally:
         _STORE.depth -= 1
         if not _STORE.depth:
@@ -138,8 +203,17 @@ def _nursery(limits: Limits) -> Future[Nursery] | None:
     work = background.current() or (_STORE.work if _STORE.depth else None)
     if work is None or limits.trust != "own":
         return None
-    opened = partial(Nursery, _IMPORTS, own=True, visible_gpu=limits.visible_gpu)
-    return work.once(_threads(limits.gpu), ("nursery", limits.visible_gpu), opened)
+    return work.once(_threads(limits.gpu), ("nursery", limits.visible_gpu), partial(_opened, limits.visible_gpu))
+
+
+def _opened(visible_gpu: bool) -> Nursery:
+    """The nursery that the last search has left, else a new one. Raises SandboxError."""
+    staying = _STAYING.take(visible_gpu)
+    if staying is None:
+        return Nursery(_IMPORTS, own=True, visible_gpu=visible_gpu)
+    if (work := background.current()) is not None:
+        work.started(staying.process)
+    return staying
 
 
 def _cleared(child: Child | None) -> Child | None:
