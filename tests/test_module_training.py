@@ -117,6 +117,35 @@ def test_retained_graphs_and_accumulated_gradients(runs, tmp_path):
     assert runs.backward == 3
 
 
+class Hidden(nn.Module):
+    """Saves what nobody but its backward sees: Inductor would write over that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.relu(x @ self.first) * 2 @ self.second)
+
+
+@pytest.mark.parametrize("winner", ["cudal1", "torch.compile"])
+def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch_cudal1.binding.those_that_pay", lambda contenders, *given, **how: ([], [winner]))
+    module, x = Hidden(), x_of()
+    ours, own = pair(module, x, tmp_path)
+    for alias in tmp_path.rglob("*.json"):
+        if "winner" in alias.read_text():
+            alias.unlink()
+    ours = torch_cudal1.accelerate(ours, x, cache_dir=tmp_path, on_miss="tune", strictness="error")
+    assert ("torch.compile runs" in torch_cudal1.explain(ours).gate[0]) == (winner == "torch.compile")
+    for kind in (ours, own):
+        kind(x).sum().backward()
+        loss = kind(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_same_gradients(ours, own)
+
+
 def test_backward_twice_without_retaining_fails_as_in_eager(tmp_path):
     for module in pair(Net(), x_of(), tmp_path):
         loss = module(x_of()).sum()

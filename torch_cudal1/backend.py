@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_cudal1.ranks import Apart, Told
 
 _Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
-__all__ = ["cudal1", "run_graph", "telling"]
+__all__ = ["cudal1", "for_accelerate", "run_graph"]
 _told: ContextVar[Callable[[Sequence[Any]], None] | None] = ContextVar("cudal1_choices_told", default=None)
 
 
@@ -63,8 +63,10 @@ def cudal1(
 
 
 @contextmanager
-def telling(tell: Callable[[Sequence[Any]], None]) -> Iterator[None]:
-    """Have the backend tell the choices (`pipeline.Choice`) of each graph that it decides meanwhile."""
+def for_accelerate(tell: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Have the backend tell the choices (`pipeline.Choice`) of each graph that it decides meanwhile, and compile backwards that may
+    be repeated as eager's may, which torch.compile does not promise.
+    """
     token = _told.set(tell)
     try:
         yield
@@ -340,6 +342,7 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     the answer that it gives elsewhere, and so names what it builds as it does there. A recurrent layer, which torch.compile never
     hands to it, is eager's in one step. On a CPU an index out of range raises what eager raises, where it would end the process.
     """
+    from torch_cudal1.graph.capture import backward_repeatable
     from torch_cudal1.machine import device_of
     from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks, holds_indices, with_class_checks
     from torch_cudal1.program.recurrent import as_steps
@@ -348,10 +351,11 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     with collector_paused(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
+    repeats = nullcontext() if _told.get() is None else backward_repeatable()
     device = device_of(list(inputs))
     checks = cpu_index_checks() if device.type == "cpu" and holds_indices(gm) else {}
     module = with_class_checks(as_steps(gm)) if checks else as_steps(gm)
-    with linkage_told(device):
+    with linkage_told(device), repeats:
         compiled = cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=(checks | options) or None))
     return as_eager_raises(compiled, lambda *given: run_graph(gm, *given)) if checks else compiled
 

@@ -22,7 +22,7 @@ from torch_cudal1.errors import CacheMissError, GraphBreakError, NotLowerableErr
 from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import keeping_versions, random_kept
 from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
-from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
+from torch_cudal1.graph.capture import CapturedGraph, Traced, backward_repeatable, trace
 from torch_cudal1.graph.dynamo import have_dynamo_settled
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import Call, ModuleCall, capture_module_call, tensors_among
@@ -342,7 +342,7 @@ def _contenders(
         options: dict[str, Any] = {"fallback_random": True} if random else {}
         if on_cpu:
             options |= cpu_index_checks()
-        compiled = as_eager_raises(torch.compile(module._call_impl, options=options or None), module._call_impl)
+        compiled = as_eager_raises(torch.compile(module._call_impl, backend=_inductor(options)), module._call_impl)
         return twice(lambda args, kwargs: compiled(*args, **kwargs))
 
     def graph_by_graph() -> Call:
@@ -356,6 +356,18 @@ def _contenders(
     if any(choice.swapped for choice in choices) or not (training or choices[0].candidate.schedule == "eager"):
         found["cudal1"] = graph_by_graph
     return found
+
+
+def _inductor(options: dict[str, Any]) -> Callable[..., Any]:
+    """torch.compile's default backend, for steps whose backward may be repeated."""
+
+    def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        with backward_repeatable():
+            return compile_fx(gm, inputs, config_patches=options or None)
+
+    return compile_graph
 
 
 def _may_lose_to_compile(choice: Choice) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1 import observe
-from torch_cudal1.backend import cudal1, run_graph, telling
+from torch_cudal1.backend import cudal1, for_accelerate, run_graph
 from torch_cudal1.double_backward import graph_differentiable_twice
 from torch_cudal1.graph.dynamo import Entries, quiet_dynamo
 from torch_cudal1.graph.dynamo_guards import forgotten_classes
@@ -190,7 +190,7 @@ class Pieces:
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         self.graphs += 1
         ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
-        with telling(self.choices.extend):
+        with for_accelerate(self.choices.extend):
             call = cudal1(gm, inputs, options={**ours, "fallback_random": True})  # draws from eager's generator, as eager does
         return graph_differentiable_twice(call, partial(run_graph, gm)) if self._trains else call
 

@@ -31,7 +31,7 @@ from torch_cudal1.program.index_checks import loses_a_check
 from torch_cudal1.program.recurrent import whole
 from torch_cudal1.records import Kind
 
-__all__ = ["CapturedGraph", "Traced", "is_dynamic", "lifted_parameters", "trace"]
+__all__ = ["CapturedGraph", "Traced", "backward_repeatable", "is_dynamic", "lifted_parameters", "trace"]
 
 _FRESH = (OutputType.non_alias, OutputType.unsafe_view_alias)  # outputs that share memory with nothing the user has
 _PLAIN = frozenset({"aten", "prims", "cudal1"})  # namespaces of operators that compute and do nothing else
@@ -200,7 +200,7 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompi
         return compile_graph
 
     # AOTAutogradCache knows a graph by its form, not by its compiler: a user who forces it on must not make us share Inductor's.
-    with functorch_config.patch(force_autograd_cache=False), whole():
+    with functorch_config.patch(force_autograd_cache=False), backward_repeatable(), whole():
         return aot_module_simplified(
             module,  # type: ignore[arg-type]  # any module with flat tensors in and out works
             list(inputs),
@@ -211,6 +211,21 @@ def _trace(module: torch.nn.Module, inputs: Sequence[Any], compiler: _GraphCompi
             decompositions={},
             keep_inference_input_mutations=False,
         )
+
+
+@contextmanager
+def backward_repeatable() -> Iterator[None]:
+    """Have AOTAutograd compile a step whose backward may run again (`retain_graph=True`), as eager's may. Otherwise a backward that
+    ran once without being retained writes over what the forward saved, and a later one that is to be retained raises.
+
+    For the compilation of one graph, inside a TracingContext. AOTAutograd's cache is left out: what it returns cannot be mended.
+    """
+    with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
+        yield
+        context = TracingContext.try_get()
+        metadata = None if context is None else context.fw_metadata
+        if metadata is not None and metadata.bw_donated_idxs is None:  # PyTorch takes "not asked for" for "there are some"
+            metadata.bw_donated_idxs = []
 
 
 def _partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
