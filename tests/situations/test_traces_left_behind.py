@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,14 @@ def test_what_is_kept_is_real(scene: Scene, door: str, tmp_path: Path) -> None:
 
 def test_there_are_enough_scenes() -> None:
     assert len(SCENES) >= 9
+
+
+@torch.no_grad()
+def test_a_search_leaves_the_random_generators_as_they_were(tmp_path: Path) -> None:
+    """Everything in it that is drawn, inputs and orders of measurement, is drawn from generators of its own."""
+    module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64), nn.Softmax(-1)).eval()
+    before = torch.get_rng_state(), random.getstate()
+    torch_cudal1.accelerate(module, torch.ones(32, 64), on_miss="tune", cache_dir=tmp_path, budget_s=5.0)
+    assert torch_cudal1.explain(module).regions
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

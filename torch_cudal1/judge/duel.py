@@ -30,6 +30,7 @@ from torch_cudal1.judge.timing import L2, Batch, Warm
 from torch_cudal1.records import Check
 
 __all__ = ["ChildSpinner", "Duel", "Slope", "Spinner", "Spun", "most_calls", "slope", "wall_slope"]
+_CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 _BATCH_US = 7_000.0  # a batch much shorter than this drowns in the jitter of its request; longer ones cost seconds
 _SHORT = 8  # as long as this many short ones
@@ -138,7 +139,7 @@ class _Side:
         """The cost of a call from a batch of `calls`, and that batch. Raises CandidateFailure."""
         calls = max(2, min(calls, self.spinner.most_calls))
         few = max(1, calls // _SHORT)
-        spun = {size: self.spinner.spin(size) for size in random.sample((few, calls), 2)}
+        spun = {size: self.spinner.spin(size) for size in _CHANCE.sample((few, calls), 2)}
         batch, known = spun[calls], self.short.setdefault(few, [])
         known.append(spun[few])
         few_us = statistics.median(one.wall_s for one in known) * 1e6
@@ -174,7 +175,7 @@ class Duel:
         pairs: Pairs = []
         calls = self._alike(batch.calls)
         while len(pairs) < batch.pairs:
-            first = random.random() < 0.5
+            first = _CHANCE.random() < 0.5
             orders = (first, not first) if batch.order == "abba" else (first,)
             for leads in orders[: batch.pairs - len(pairs)]:
                 found = {side: self._cost(side, calls[side]) for side in ((0, 1) if leads else (1, 0))}
@@ -216,7 +217,7 @@ def slope(spinner: Spinner, calls: int) -> Slope:
     On a busy machine it may come out wrong, even negative, but wrong on both clocks alike. Raises CandidateFailure.
     """
     calls = max(1, min(calls, spinner.most_calls // 2))
-    spun = {size: spinner.spin(size) for size in random.sample((calls, 2 * calls), 2)}
+    spun = {size: spinner.spin(size) for size in _CHANCE.sample((calls, 2 * calls), 2)}
     once, twice = spun[calls], spun[2 * calls]
     wall_us, claimed_us = (twice.wall_s - once.wall_s) * 1e6 / calls, (twice.claimed_us - once.claimed_us) / calls
     return Slope(wall_us, claimed_us, twice.wall_s * 1e6 / (2 * calls))

@@ -21,6 +21,7 @@ from torch_cudal1.judge.statistics import FEWEST_PAIRS, FEWEST_SLOW_PAIRS, Paire
 from torch_cudal1.judge.timing import L2, Batch, Warm, batch_for, sample_bucket, temperatures, warm
 
 __all__ = ["Local", "Measurement", "Pairs", "Sampler", "measure", "sample_pairs"]
+_CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 Pairs: TypeAlias = list[tuple[float, float]]
 _SURE = 2.58  # standard deviations of a fair coin: 0.5 % on one side
@@ -195,7 +196,7 @@ def _round(sampler: Sampler, batches: Mapping[L2, Batch], pairs: dict[L2, Pairs]
     begin = time.monotonic()
     for bucket in range(1, BUCKETS + 1):
         until = None if plan.window_s is None else begin + plan.window_s * bucket / BUCKETS
-        for l2 in random.sample(list(batches), len(batches)):
+        for l2 in _CHANCE.sample(list(batches), len(batches)):
             late = time.monotonic() - started > plan.budget_s
             pairs[l2] += _bucket(sampler, replace(batches[l2], pairs=1) if late else batches[l2], until)
         if all(batch.pairs < FEWEST_SLOW_PAIRS for batch in batches.values()) and _far(plan, pairs):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["SameCore", "same_core"]
+_CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 _PROC = Path("/proc")
 _LEAST_BUSY = 2  # one of the idler half: in the other half somebody may take half of a core
@@ -34,8 +35,8 @@ class SameCore:
     def move(self) -> bool:
         """To another core, one of those with the least work since the last move; whether they are on it."""
         before, self._busy = self._busy, _busy_ticks()
-        idlest = sorted(self._allowed, key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), random.random()))
-        core = random.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
+        idlest = sorted(self._allowed, key=lambda core: (self._busy.get(core, 0) - before.get(core, 0), _CHANCE.random()))
+        core = _CHANCE.choice(idlest[: max(1, len(idlest) // _LEAST_BUSY)])
         self.shared = all(_put(pid, {core}) for pid in self._processes)
         if not self.shared:
             self.release()  # one side alone on a core is worse than none

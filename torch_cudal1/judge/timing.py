@@ -41,6 +41,7 @@ __all__ = [
     "temperatures",
     "warm",
 ]
+_CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 L2: TypeAlias = Literal["cold", "hot"]
 Sink: TypeAlias = deque[object]
@@ -162,7 +163,7 @@ def leading(batch: Batch) -> list[int]:
     """Which side is first in each pair, in blocks of A B B A or B A A B."""
     leads: list[int] = []
     while len(leads) < batch.pairs:
-        first = random.getrandbits(1)
+        first = _CHANCE.getrandbits(1)
         leads += (first, 1 - first) if batch.order == "abba" else (first,)
     return leads[: batch.pairs]
 
@@ -234,7 +235,7 @@ def interleave(
     for done in range(int(slow), rounds):
         if (done >= _FEWEST_ROUNDS and time.perf_counter() > end) or (ran and done >= enough and _far_apart(samples)):
             break
-        for name in random.sample(list(runs), len(runs)):
+        for name in _CHANCE.sample(list(runs), len(runs)):
             samples[name].append(_sample(runs[name], calls[name], device))
     return samples
 
@@ -282,7 +283,7 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
 
     Of the differences a low one counts: other processes on the device can only raise them.
     """
-    readings = clock_of(device).read((run, lambda: None), random.sample([0, 1] * _EVENTS, 2 * _EVENTS))
+    readings = clock_of(device).read((run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS))
     own = statistics.median(reading.device_us or 0.0 for reading in readings if reading.call == 0)
     joins = [sorted(r.wall_us - (r.device_us or 0.0) for r in readings if r.call == call)[_EVENTS // 4] for call in (0, 1)]
     return 1 + max(0.0, joins[0] - joins[1] - _SYNC_SLACK_US) / max(own, 1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -179,7 +180,8 @@ def _nudged(tensor: torch.Tensor) -> torch.Tensor:
     """Each element times 1 + U(0.1, 1); zeros become that."""
     copy = clone_strided(tensor)
     flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
-    factor = 0.1 + 0.9 * torch.rand(flat.shape, device=flat.device)
+    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
+    factor = 0.1 + 0.9 * torch.rand(flat.shape, device=flat.device, generator=generator)
     flat.copy_(torch.where(flat == 0, factor, flat * (1 + factor)))
     return copy
 
