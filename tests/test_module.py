@@ -170,9 +170,13 @@ def test_a_hook_registered_later_fires_and_its_removal_brings_the_swap_back(net,
     for _ in range(3):
         net(x)
     assert (len(fired), runs.total) == (3, 0)
+    told = torch_cudal1.explain(net)
+    assert "hooks were registered" in told.left_out[0]
+    assert told.untouched
     handle.remove()
     net(x)
     assert (len(fired), runs.total) == (3, 1)
+    assert not torch_cudal1.explain(net).left_out
 
 
 def test_a_global_hook_fires(net, x, runs):

@@ -96,7 +96,7 @@ def explain(module: torch.nn.Module) -> Explanation:
         return known
     if not isinstance(dispatcher, Dispatcher):
         raise TypeError(f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first")
-    return explanation_of(type(module).__name__, dispatcher.device, list(dispatcher.bindings.values()))
+    return explanation_of(type(module).__name__, dispatcher.device, dispatcher.present())
 
 
 def is_on_trial(module: torch.nn.Module) -> bool:
@@ -203,6 +203,14 @@ class Dispatcher:
             if earlier.serves(self._module, args, kwargs):
                 return earlier
         return None
+
+    def present(self) -> list[Bound | Unbound]:
+        """For each signature what would serve now, or what was decided last if nothing would."""
+        found: list[Bound | Unbound] = []
+        for key, last in list(self.bindings.items()):
+            known = [last, *self._earlier.get(key, ())]
+            found.append(next((each for each in known if isinstance(each, Bound) and each.guard.holds()), last))
+        return found
 
     def without(self, candidate: str, reason: str) -> None:
         """The candidate of that digest runs no more: what was bound with it goes back to the module's own forward."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch_cudal1.explanation import OWN_FORWARD, Explanation, Interval, RegionReport, per_call
@@ -20,18 +21,36 @@ class Binding(Protocol):
 
 
 def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
-    """One explanation over all signatures of a module."""
-    regions = [_region_report(choice) for binding in bindings for choice in binding.choices]
+    """One explanation over all signatures of a module. What was bound and does not hold now is told as what it is: left out."""
+    waiting = {number: why for number, binding in enumerate(bindings) if (why := _why_it_waits(binding))}
+    regions = [
+        replace(report, runs=OWN_FORWARD, reason=waiting[number]) if number in waiting else report
+        for number, binding in enumerate(bindings)
+        for report in map(_region_report, binding.choices)
+    ]
     reasons = [(getattr(binding, "reason", ""), binding.choices) for binding in bindings]
     undone = next((reason for reason, _ in reasons if reason.startswith("undone")), "")
     return Explanation(
         target=name,
         device=device,
         regions=tuple(regions),
-        left_out=tuple(reason for reason, choices in reasons if reason and not choices),
+        left_out=tuple(
+            reason for reason, choices in [*reasons, *((why, ()) for why in waiting.values())] if reason and not choices
+        ),
         undone=undone.removeprefix("undone: "),
-        gate=tuple(note for binding in bindings if (note := getattr(binding, "note", ""))),
+        gate=tuple(
+            note for number, binding in enumerate(bindings) if (note := getattr(binding, "note", "")) and number not in waiting
+        ),
     )
+
+
+def _why_it_waits(binding: Any) -> str:
+    """Why what was bound for a signature does not run at present; "" if it does, or nothing was bound."""
+    guard: Any = getattr(binding, "guard", None)
+    left_out: str = getattr(binding, "reason", "")
+    if guard is None or left_out or guard.holds():
+        return ""
+    return f"the module is not what it was when this was bound: {guard.why()}"
 
 
 def _region_report(choice: Choice) -> RegionReport:
