@@ -146,6 +146,38 @@ def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatc
     assert_same_gradients(ours, own)
 
 
+def test_gradients_with_a_graph_of_a_forward_that_writes_what_it_reads(runs, tmp_path):
+    """A second run could not begin where the first one did: there is no second derivative, and the first is eager's."""
+
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4))
+            self.register_buffer("gain", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.gain.mul_(2)
+            return torch.sin(x @ self.weight * self.gain)
+
+    ours, own = pair(Doubling(), torch.ones(1, 4), tmp_path)
+    for _ in range(3):
+        found = [torch.autograd.grad(kind(torch.ones(1, 4)).sum(), kind.weight, create_graph=True)[0] for kind in (ours, own)]
+        torch.testing.assert_close(*found)
+    assert runs.backward == 3
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(found[0].sum(), ours.weight)
+
+
+def test_second_derivatives_through_a_batch_norm_that_learns(tmp_path):
+    ours, own = pair(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Tanh()), x_of(), tmp_path)
+    x = x_of()
+    for kind in (ours, own):
+        (gradient,) = torch.autograd.grad(kind(x).square().sum(), kind[0].weight, create_graph=True)
+        gradient.square().sum().backward()
+    torch.testing.assert_close(ours[0].weight.grad, own[0].weight.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))
+
+
 def test_backward_twice_without_retaining_fails_as_in_eager(tmp_path):
     for module in pair(Net(), x_of(), tmp_path):
         loss = module(x_of()).sum()

@@ -223,6 +223,22 @@ def test_a_backward_can_be_repeated(tmp_path: Path, clock: dict[str, float]) -> 
 
 
 @torch.no_grad()
+def test_a_number_asked_of_a_tensor_is_a_break_and_no_constant(tmp_path: Path, clock: dict[str, float]) -> None:
+    """Dynamo may keep `.item()` in a graph, where nothing of ours can follow; and each number must not be a graph of its own."""
+
+    class Centred(Branching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x @ self.first) - x.mean().item()
+
+    module, own = tuned(Centred(), tmp_path), Centred()
+    assert "on trial" in torch_cudal1.explain(module).gate[0]
+    (bound,) = module._compiled_call_impl.bindings.values()
+    for x in inputs(60):
+        torch.testing.assert_close(module(x), own(x))
+    assert bound.pieces.graphs <= 4
+
+
+@torch.no_grad()
 def test_what_nobody_tuned_is_left_out(tmp_path: Path) -> None:
     module = torch_cudal1.accelerate(Branching(), X, cache_dir=tmp_path)
     assert "nothing was tuned" in torch_cudal1.explain(module).left_out[0]

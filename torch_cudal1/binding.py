@@ -20,7 +20,7 @@ from torch_cudal1.compiled_ahead import inductor_options, ready
 from torch_cudal1.double_backward import differentiable_twice
 from torch_cudal1.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.fast import Direct, entry, through
-from torch_cudal1.flat import keeping_versions, random_kept
+from torch_cudal1.flat import keeping_versions, random_kept, running_statistics
 from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
 from torch_cudal1.graph.capture import CapturedGraph, Traced, backward_repeatable, trace
 from torch_cudal1.graph.dynamo import have_dynamo_settled
@@ -335,6 +335,7 @@ def _contenders(
     """
     training = len(choices) > 1
     random = any(is_random_program(choice.region.program) for choice in choices)
+    repeatable = not random and {id(captured.inputs[number]) for number in written} <= set(map(id, running_statistics(module)))
     on_cpu = choices[0].region.program.device == "cpu"
 
     def whole_step() -> Call:
@@ -350,7 +351,7 @@ def _contenders(
         return _Served(twice(keeping_versions(captured.around(whole, written), module)), direct, captured.guard, module)
 
     def twice(call: Call) -> Call:
-        return differentiable_twice(call, module, captured.guard) if training and not random else call
+        return differentiable_twice(call, module, captured.guard) if training and repeatable else call
 
     found = {COMPILE: whole_step} if training or _may_lose_to_compile(choices[0]) else {}
     if any(choice.swapped for choice in choices) or not (training or choices[0].candidate.schedule == "eager"):
@@ -433,11 +434,19 @@ class _Trial:
         return step
 
     def _step(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        if not self.training:
-            return lambda: call(*args, **kwargs)
+        """One measured step. A position in a cache is put back first, on whichever side: it would leave the cache at some call."""
         wanted = [leaf for leaf in self.captured.inputs if leaf.requires_grad]
+        written = [self.captured.inputs[number] for number in sorted(self.written)]
+        positions = [tensor for tensor in written if not (tensor.is_floating_point() or tensor.is_complex())]
+        began = [tensor.clone() for tensor in positions]
 
-        return lambda: gradients(call(*args, **kwargs), wanted)
+        def run() -> Any:
+            if positions:
+                with torch.no_grad(), _unsafe_preserve_version_counter(tuple(positions)):
+                    torch._foreach_copy_(positions, began)
+            return gradients(call(*args, **kwargs), wanted) if self.training else call(*args, **kwargs)
+
+        return run
 
 
 def _settled(builders: Mapping[str, Any], choices: tuple[Choice, ...], place: Place) -> _Settled | None:

@@ -22,7 +22,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.errors import NotLowerableError
 
-__all__ = ["Call", "Flat", "keeping_versions", "own_copy", "random_kept", "stand_in"]
+__all__ = ["Call", "Flat", "keeping_versions", "own_copy", "random_kept", "running_statistics", "stand_in"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]  # takes what the user passed: args and kwargs
@@ -122,16 +122,23 @@ class Flat(torch.nn.Module):
 
 def keeping_versions(call: Call, module: torch.nn.Module) -> Call:
     """`call` without a new version of batch norm statistics: eager writes them without one, and its graphs check for that."""
-    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
-    statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    counted = {id(part.num_batches_tracked) for part in module.modules() if isinstance(part, _NormBase)}
+    statistics = tuple(buffer for buffer in running_statistics(module) if id(buffer) not in counted)
     if not statistics:
         return call
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _unsafe_preserve_version_counter(tuple(statistics)):
+        with _unsafe_preserve_version_counter(statistics):
             return call(args, kwargs)
 
     return run
+
+
+def running_statistics(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What batch norm in training writes beside its result, and does not read."""
+    norms = [part for part in module.modules() if isinstance(part, _NormBase) and part.training]
+    found = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked)]
+    return [buffer for buffer in found if buffer is not None]
 
 
 def stand_in(module: torch.nn.Module) -> torch.nn.Module:

@@ -163,7 +163,7 @@ class Pieces:
         from torch._dynamo.eval_frame import OptimizeContext, optimize
 
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
-        context = optimize(self._backend, dynamic=False, guard_filter_fn=self._watch_classes)
+        context = optimize(self._backend, guard_filter_fn=self._watch_classes)
         if not isinstance(context, OptimizeContext):  # TORCHDYNAMO_DISABLE
             return self._module._call_impl
         convert: Any = context.callback
