@@ -95,10 +95,27 @@ struct Table {
   }
 
   bool same_content() const {
+    if (values == Py_None) return same_names();
     const Py_ssize_t size = PyTuple_GET_SIZE(keys);
     const Py_ssize_t now = PyDict_GET_SIZE(dict);
     if (now != size && !(ignored != nullptr && now == size + 1)) return false;
     return PyODict_CheckExact(dict) ? hold_ordered(size) : hold_plain(size);
+  }
+
+  bool same_names() const {  // bytes, in any order, but for those with the prefix `ignored`
+    const char* prefix = PyBytes_AS_STRING(ignored);
+    const size_t length = PyBytes_GET_SIZE(ignored), size = PyTuple_GET_SIZE(keys);
+    size_t now = 0;
+    Py_ssize_t position = 0;
+    for (PyObject *key, *value; PyDict_Next(dict, &position, &key, &value);)
+      if (!PyBytes_Check(key) || strncmp(PyBytes_AS_STRING(key), prefix, length) != 0) ++now;
+    if (now != size) return false;
+    for (size_t i = 0; i < size; ++i) {
+      const int there = PyDict_Contains(dict, at_(keys, i));
+      if (there < 0) throw python_error();
+      if (there == 0) return false;
+    }
+    return true;
   }
 
   bool hold_plain(Py_ssize_t size) const {
@@ -171,7 +188,7 @@ struct Home {
   bool hold() const {
     if (place != nullptr) return *place == dict;
     THPObjectPtr now(PyObject_GenericGetDict(thing, nullptr));
-    if (!now) throw python_error();
+    if (!now) PyErr_Clear();  // it has none any more, or another one in another thread
     return now.get() == dict;
   }
 };
@@ -247,8 +264,9 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
   const Test any = [](PyObject*) { return true; };
   const Test table = [](PyObject* r) {
     PyObject *owner = at_(r, 0), *keys = at_(r, 1), *values = at_(r, 2);
-    return (PyDict_Check(owner) || PyType_Check(owner)) && names_of(owner) != nullptr && PyTuple_CheckExact(keys) && PyTuple_CheckExact(values) &&
-        PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values);
+    const bool paired = PyTuple_CheckExact(keys) &&
+        (values == Py_None ? PyBytes_CheckExact(at_(r, 3)) != 0 : (PyTuple_CheckExact(values) && PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values)));
+    return (PyDict_Check(owner) || PyType_Check(owner)) && names_of(owner) != nullptr && paired;
   };
   const struct {
     Py_ssize_t width;  // of the record; 0: it is no tuple

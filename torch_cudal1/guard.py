@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 
 from torch_cudal1 import native
 from torch_cudal1.watch import watch
-from torch_cudal1.watched import ABSENT, FACTS, IGNORED, Code, Lookup, Refusal, Table, TensorFacts, Watched, tensor_facts
+from torch_cudal1.watched import ABSENT, FACTS, IGNORED, Code, Lookup, Refusal, Table, TensorFacts, Watched, names_but, tensor_facts
 
 __all__ = [
     "ModuleGuard",
@@ -86,7 +86,7 @@ class _Python:
         return (
             not any(self._hooks)
             and all(type(r.thing) is r.kind for r in w.kins)
-            and all(r.thing.__dict__ is r.table for r in w.homes)
+            and all(getattr(r.thing, "__dict__", None) is r.table for r in w.homes)
             and all(map(_same_table, w.tables))
             and all(len(r.thing) == len(r.items) and all(map(is_, r.thing, r.items)) for r in w.items)
             and all(r.thing == r.content for r in w.raws)
@@ -110,6 +110,8 @@ def _same_code(record: Code) -> bool:
 
 def _same_table(record: Table) -> bool:
     table = record.table
+    if record.values is None:
+        return set(names_but(table, record.but)) == set(record.keys)
     if record.skips and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
     return len(table) == len(record.keys) and all(map(is_, table.values(), record.values)) and all(map(is_, table, record.keys))
@@ -131,7 +133,10 @@ def _plain(watched: Watched) -> tuple[tuple[object, ...], ...]:
     return (
         tuple((r.thing, r.kind) for r in watched.kins),
         tuple((r.thing, r.table) for r in watched.homes),
-        tuple((r.owner or r.table, r.keys, r.values, IGNORED if r.skips else None) for r in watched.tables),
+        tuple(
+            (r.owner or r.table, r.keys, r.values, r.but if r.values is None else IGNORED if r.skips else None)
+            for r in watched.tables
+        ),
         tuple((r.thing, r.items) for r in watched.items),
         tuple((r.thing, r.content) for r in watched.raws),
         tuple(r.hooks for r in watched.empties),
@@ -172,11 +177,15 @@ def _differences(w: Watched) -> Iterator[str]:
 
 def _table_difference(record: Table) -> str:
     now = {key: value for key, value in record.table.items() if not (record.skips and key == IGNORED)}
-    before = dict(zip(record.keys, record.values, strict=True))
+    if record.values is None:
+        now = dict.fromkeys(names_but(record.table, record.but))
+    before: dict[Any, Any] = (
+        dict.fromkeys(record.keys) if record.values is None else dict(zip(record.keys, record.values, strict=True))
+    )
     word = "replaced" if record.what in ("parameter", "buffer", "submodule") else "changed"
     for key in [*before, *now]:
         happened = "removed" if key not in now else "added" if key not in before else word
-        if happened != word or now[key] is not before[key]:
+        if happened != word or (record.values is not None and now[key] is not before[key]):
             break
     else:
         return f"{record.where or 'the module'}: order of {record.what}s changed"

@@ -24,6 +24,7 @@ __all__ = [
     "PREFIX",
     "Settings",
     "default_key_folder",
+    "environment_table",
     "inherited_environment",
     "path_with",
     "process_environment",
@@ -218,6 +219,12 @@ def triton_folder(otherwise: str) -> Path:
     Triton's own start looks there for a small library, and calls a C compiler where it does not find it.
     """
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", otherwise))
+
+
+def environment_table() -> dict[bytes, bytes]:
+    """The dictionary behind `os.environ` itself, as Dynamo reads it: to be compared, not written."""
+    table: dict[bytes, bytes] = vars(os.environ)["_data"]
+    return table
 
 
 def process_environment() -> dict[str, str]:

@@ -270,6 +270,8 @@ class _Walk:
             return
         if self._new(function, "code"):
             self.codes.append(Code.of(where, function))
+            if function.__kwdefaults__:
+                self._small(f"{where}, keyword defaults", function.__kwdefaults__)
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 self._cell(f"{where}, closure variable {name}", cell, cls)
         names = set(_names(function.__code__))

@@ -30,6 +30,7 @@ __all__ = [
     "TensorFacts",
     "Watched",
     "bodies_of",
+    "names_but",
     "tensor_facts",
     "without_state",
 ]
@@ -67,15 +68,29 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is skipped where `skips`."""
+    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is skipped where `skips`. Without
+    `values` its keys, which are bytes, stay the same in any order, but for those that begin with `but`.
+    """
 
     where: str
     what: str
     table: Mapping[Any, Any]
     keys: tuple[object, ...]
-    values: tuple[object, ...]
+    values: tuple[object, ...] | None
     skips: bool = False
     owner: type | None = None  # the class whose body `table` shows
+
+    but: bytes = b""
+
+    @classmethod
+    def of_names(cls, where: str, what: str, table: dict[bytes, Any], *, but: bytes) -> Table:
+        """The record of which keys there are, whatever lies under them."""
+        return cls(where, what, table, names_but(table, but), None, but=but)
+
+
+def names_but(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
+    """The names that do not begin with `prefix`."""
+    return tuple(name for name in table if not name.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)

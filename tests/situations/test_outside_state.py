@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import dataclasses
 import functools
 import os
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import DOORS, Accelerated, Door, Layer, Scene, X, check, scenes_of
 
 GAIN: Any = 1.0
 TABLE: dict[str, float] = {}
@@ -231,6 +233,92 @@ def an_environment_variable(door: Door) -> Any:
     )
 
 
+def given_in_turn(door: Door, forward: Any, *values: Any) -> list[torch.Tensor]:
+    """What is answered with each value as the second argument, twice each."""
+    call = door(around(forward), X, values[0])
+    return [call(X, value).clone() for value in values for _ in range(2)]
+
+
+def a_dict_argument_with_numbers_for_keys(door: Door) -> Any:
+    return given_in_turn(door, lambda self, x, table: self.h(x) * table[1], {1: 1.0}, {1: 3.0}, {1: 3.0, 2: 1.0})
+
+
+def a_tensor_under_a_number_in_an_argument(door: Door) -> Any:
+    forward = lambda self, x, table: self.h(x) * table[1][0]
+    return given_in_turn(door, forward, *({1: [torch.full((size,), 2.0)]} for size in (8, 1)))
+
+
+def an_argument_in_bytes(door: Door) -> Any:
+    return given_in_turn(door, lambda self, x, text: self.h(x) * len(text), b"a", b"abc")
+
+
+def a_complex_argument(door: Door) -> Any:
+    return given_in_turn(door, lambda self, x, number: self.h(x) * number.real, 1 + 1j, 3 + 1j)
+
+
+def an_ordered_dict_argument(door: Door) -> Any:
+    tables = [collections.OrderedDict(gain=gain) for gain in (1.0, 3.0)]
+    return given_in_turn(door, lambda self, x, table: self.h(x) * table["gain"], *tables)
+
+
+def an_argument_nested_deeper_than_a_signature_looks(door: Door) -> Any:
+    def nested(value: Any) -> Any:
+        for _ in range(20):
+            value = [value]
+        return value
+
+    def forward(self: Layer, x: torch.Tensor, value: Any) -> torch.Tensor:
+        while isinstance(value, list):
+            (value,) = value
+        return self.h(x) * value
+
+    return given_in_turn(door, forward, nested(1.0), nested(3.0))
+
+
+def a_memory_format_argument(door: Door) -> Any:
+    forward = lambda self, x, kept: self.h(x) * (2.0 if kept is torch.channels_last else 1.0)
+    return given_in_turn(door, forward, torch.contiguous_format, torch.channels_last)
+
+
+def an_attribute_of_this_thread(door: Door) -> Any:
+    local, found = threading.local(), []
+    local.gain = 1.0
+    module = around(lambda self, x: self.h(x) * local.gain)
+    found += answers(door, module, lambda: setattr(local, "gain", 3.0))
+    grad = torch.is_grad_enabled()
+
+    def elsewhere() -> None:
+        local.gain = 5.0
+        with torch.set_grad_enabled(grad):
+            found.extend(module(X).clone() for _ in range(3))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    return found
+
+
+def keyword_defaults_that_are_written(door: Door) -> Any:
+    def scaled(x: torch.Tensor, *, gain: float = 1.0) -> torch.Tensor:
+        return x * gain
+
+    return answers(door, around(lambda self, x: scaled(self.h(x))), lambda: scaled.__kwdefaults__.update(gain=3.0))
+
+
+def a_partial_that_gets_another_state(door: Door) -> Any:
+    times = lambda gain, x: x * gain
+    scaled = functools.partial(times, 1.0)
+    return answers(door, around(lambda self, x: scaled(self.h(x))), lambda: scaled.__setstate__((times, (3.0,), {}, {})))
+
+
+def an_environment_variable_asked_for_with_getenv(door: Door) -> Any:
+    os.environ.pop("SITUATION_NEW", None)
+    forward = lambda self, x: self.h(x) * float(os.getenv("SITUATION_NEW", "1"))
+    found = answers(door, around(forward), lambda: os.environ.update(SITUATION_NEW="3"))
+    os.environ.pop("SITUATION_NEW", None)
+    return found
+
+
 def an_environment_variable_that_appears(door: Door) -> Any:
     os.environ.pop("SITUATION_NEW", None)
     forward = lambda self, x: self.h(x) * float(os.environ.get("SITUATION_NEW", "1"))
@@ -335,3 +423,21 @@ def test_the_answer_is_that_of_what_is_there_now(scene: Scene, door: str, tmp_pa
 
 def test_there_are_enough_scenes() -> None:
     assert len(SCENES) >= 38
+
+
+@torch.no_grad()
+def test_another_variable_is_none_of_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch itself sets some when it compiles: what reads the environment must not be bound anew for that."""
+    forward = lambda self, x: self.h(x) * float(os.environ.get("SITUATION_NEW", "1"))
+    monkeypatch.setenv("SITUATION_OTHER", "before")
+    doors = Accelerated(tmp_path)
+    module = doors(around(forward), X)
+    (bound,) = module._compiled_call_impl.bindings.values()
+    monkeypatch.setenv("SITUATION_OTHER", "after")
+    assert bound.serves(module, (X,), {})
+    monkeypatch.delenv("SITUATION_OTHER")
+    monkeypatch.setenv("SITUATION_OTHER", "again")
+    assert bound.serves(module, (X,), {})
+    monkeypatch.setenv("SITUATION_NEW", "3")
+    assert not bound.serves(module, (X,), {})
+    assert "SITUATION_NEW" in bound.guard.why()

@@ -194,6 +194,31 @@ def a_gradient_asked_of_the_input(door: Door) -> Any:
     return found
 
 
+def a_grad_mode_that_is_left_behind(door: Door) -> Any:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.h(x)
+        torch.set_grad_enabled(False)
+        return hidden * 2
+
+    found = []
+    with torch.enable_grad():
+        call = door(around(forward), X)
+    for _ in range(3):
+        with torch.enable_grad():
+            found.append((call(X).clone(), torch.is_grad_enabled()))
+    return found
+
+
+def a_buffer_that_is_counted_up(door: Door) -> Any:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.scale += 1
+        return self.h(x)
+
+    module = around(forward)
+    buffer, call = module.scale, door(module, X)
+    return [(call(X).clone(), module.scale.clone(), module.scale is buffer) for _ in range(3)]
+
+
 def random_numbers_of_python(door: Door) -> Any:
     call = door(around(lambda self, x: self.h(x) * random.random()), X)
     random.seed(3)

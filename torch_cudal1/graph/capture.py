@@ -21,10 +21,10 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 from torch_cudal1.collector import collector_paused
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.seeds import without_undefined_seeds
 from torch_cudal1.program.grouped import with_own_operator
 from torch_cudal1.program.index_checks import loses_a_check
@@ -154,10 +154,14 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Traced:
         found.append(CapturedGraph("backward", _own_copy(backward), frozenset(), _origins(backward)))
         return forward, backward
 
-    # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in.
+    # A context of our own, with the caller's fake mode: AOTAutograd leaves notes in the context it runs in. And the grad mode that
+    # the graph sets: who traces next would not see the graph change it.
+    kept = torch.set_grad_enabled(torch.is_grad_enabled())
     try:
-        with _mode_of(inputs) as mode, tracing(context := TracingContext(mode)):
+        with kept, _mode_of(inputs) as mode, tracing(context := TracingContext(mode)):
             call = _trace(_own_copy(module), _fake(inputs, mode), keep, partition)
+    except DataDependentOutputException as error:  # `.item()`, which Dynamo may put into a graph
+        raise GraphBreakError(f"it asks a tensor for its value ({error.func})") from error
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}") from error
     return Traced(tuple(sorted(found, key=lambda graph: graph.kind == "backward")), call, slots, context)

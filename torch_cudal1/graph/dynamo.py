@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import logging
+import operator
 import os
 import re
 import types
@@ -33,6 +34,11 @@ from torch_cudal1.program.recurrent import served
 __all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment", "have_dynamo_settled", "quiet_dynamo"]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
+_IN_PLACE = tuple(
+    getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+)
+_GIVES_OTHER_MEMORY = ("set_", "resize_", "resize_as_", "swap_")
+_OS = "__import_os"  # Dynamo's name for the module, among the globals, where a function of it is traced
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
 _LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
 _ROOTS = ("args", "kwargs")  # the locals of `_call` that the user passes
@@ -276,7 +282,9 @@ def guard_the_environment() -> None:
     if context is None:
         return
     guards = context.guards_context.dynamo_guards
-    reads = {guard.originating_source for guard in guards if getattr(guard.originating_source, "member", "") == "environ"}
+    sources = {guard.originating_source for guard in guards}
+    reads = {source for source in sources if getattr(source, "member", "") == "environ"}
+    reads |= {AttrSource(source, "environ") for source in sources if getattr(source, "global_name", "") == _OS}  # as os.getenv does
     for source in reads:
         output = InstructionTranslator.current_tx().output
         scope = {"L": output.local_scope, "G": output.global_scope}
@@ -300,7 +308,7 @@ def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
         in_vain = [
             Unchanged(thing, name, vars(thing)[name]) for name, value in assigned.items() if _is_assigned(thing, name, value)
         ]
-        if len(in_vain) < len(assigned) or not assigned:
+        if len(in_vain) < len(assigned) or not (assigned or _puts_back(variable)):
             told.append(_effect_in_words(variable, assigned))
         unchanged += in_vain
     if effects.tensor_hooks:
@@ -308,6 +316,23 @@ def _effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
     if getattr(output, "random_calls", None):
         told.append("draws from Python's random module")
     return told, tuple(unchanged)
+
+
+def _puts_back(variable: Any) -> bool:
+    """Whether a dict of Dynamo's holds under each key the very tensor that it held: `self.count += 1` stores the buffer again."""
+    before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
+    if not isinstance(before, dict) or not isinstance(now, dict) or len(before) != len(now):
+        return False
+    then = {id(getattr(key, "vt", key)): value for key, value in before.items()}
+    return all(_is_same(then.get(id(getattr(key, "vt", key))), value) for key, value in now.items())
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether two of Dynamo's variables are one, or one tensor."""
+    if before is None or before is now:
+        return before is now
+    tensor = _example_of(before)
+    return tensor is not None and tensor is _example_of(now)
 
 
 def _is_assigned(thing: Any, name: str, value: Any) -> bool:
@@ -335,7 +360,11 @@ def _example_of(variable: Any) -> torch.Tensor | None:
 
 
 def _returns_itself(node: fx.Node) -> bool:
-    """Whether it is `x.to(...)` of a tensor that is so already, for which PyTorch returns the tensor itself."""
+    """Whether it is written in place, or `x.to(...)` of a tensor that is so already: PyTorch returns the tensor itself."""
+    if node.op == "call_function" and node.target in _IN_PLACE:
+        return isinstance(node.args[0], fx.Node)
+    if node.op == "call_method" and re.fullmatch(r"[a-z]\w*[a-z]_", str(node.target)):
+        return str(node.target) not in _GIVES_OTHER_MEMORY
     if node.op != "call_method" or node.target != "to" or "copy" in node.kwargs or True in node.args:
         return False
     before, after = (each.meta["example_value"] for each in (node.args[0], node) if isinstance(each, fx.Node))
@@ -357,9 +386,5 @@ def _spelled(source: Any) -> str:
     name = str(getattr(source, "name", "an object it did not make"))
     name = name.replace("L['module']", "self").replace("L['args']", "args").replace("L['kwargs']", "kwargs")
     name = re.sub(r"G\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name).replace(".__dict__", "")
-    return (
-        re.sub(r"\['(_buffers|_parameters|_modules)'\]", r".\1", name)
-        .replace("._modules['", ".['")
-        .replace(".['", ".")
-        .replace("']", "")
-    )
+    name = re.sub(r"\['(_buffers|_parameters|_modules)'\]", r".\1", name)
+    return re.sub(r"\.(?:_modules|_buffers|_parameters)?\['(\w+)'\]", r".\1", name)

@@ -13,9 +13,9 @@ nothing, and its guard is kept.
 from __future__ import annotations
 
 import builtins
-import functools
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from packaging.version import Version
 
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
+from torch_cudal1.settings import environment_table
 from torch_cudal1.watched import ABSENT, HEAP_TYPE, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
 
 __all__ = ["GuardSplit", "forgotten_classes"]
@@ -85,9 +86,11 @@ _READ_ONLY = {  # attributes that cannot be assigned
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
-    functools.partial: ("func", "args", "keywords"),
 }
 _MAX_ITEMS = 1024
+_ENVIRONMENT = environment_table()
+_INDUCTORS = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles
+_MOST_LEVELS = 16  # of containers, in a signature
 _SLOTS = ("_parameters", "_buffers", "_modules")
 # Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it again.
 _FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
@@ -156,7 +159,7 @@ class GuardSplit:
         for named in forgotten_classes([entry]):
             self._content(named)
         if getattr(_root(source), "local_name", "") in ("args", "kwargs"):
-            return not _is_in_signature(entry, source)
+            return not _is_in_signature(entry, source, self.capture.locals)
         try:  # the records of steps that were proven stay where a later one is not: they serve other guards too
             if entry.guard_type == "HASATTR":
                 return not self._attributes(self._value(_owner(entry, source)))
@@ -194,11 +197,15 @@ class GuardSplit:
             return self._note("tables", ("table", id(value)), lambda: _table(f"class {value.__qualname__}", vars(value), value))
         if type(value) is tuple:
             return True
+        if value is _ENVIRONMENT:  # of the variables that a forward read the values have records of their own
+            return self._note(
+                "tables", ("names", id(value)), lambda: Table.of_names("the environment", "variable", value, but=_INDUCTORS)
+            )
         if isinstance(value, dict) and dict.__len__(value) <= _MAX_ITEMS:
             return self._note("tables", ("table", id(value)), lambda: _table("a dict", value))
         if type(value) is list and len(value) <= _MAX_ITEMS:
             return self._note("items", ("items", id(value)), lambda: Items("a list", value, tuple(value)))
-        names = getattr(value, "__dict__", None)
+        names = None if isinstance(value, threading.local) else getattr(value, "__dict__", None)
         if attributes and type(names) is dict and len(names) <= _MAX_ITEMS:
             self._home(value)
             return self._note("tables", ("table", id(names)), lambda: _table(type(value).__name__, names))
@@ -349,11 +356,15 @@ class GuardSplit:
         return True
 
     def _home(self, value: Any) -> None:
+        if isinstance(value, threading.local):  # has another dictionary in another thread
+            raise _UnprovenError("an object of one thread")
         self._note("homes", ("home", id(value)), lambda: Home(type(value).__name__, value, vars(value)))
 
     def _function(self, function: types.FunctionType) -> None:
         if not _is_torchs(function.__module__ or ""):
             self._note("codes", ("function", id(function)), lambda: Code.of(f"function {function.__qualname__}", function))
+            if function.__kwdefaults__:
+                self._content(function.__kwdefaults__)
 
 
 def forgotten_classes(entries: Entries) -> list[type]:
@@ -390,15 +401,34 @@ def _owner(entry: Any, source: Any) -> Any:
     return source if "attr" in getattr(entry.orig_guard.create_fn, "keywords", {}) else source.base
 
 
-def _is_in_signature(entry: Any, source: Any) -> bool:
-    """Whether it says no more than the arguments' signature: of plain containers, plain values and dense tensors in them."""
-    if not all(type(step).__name__ in _ITEM_STEPS for step in _steps(source)):
+def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> bool:
+    """Whether it says no more than the arguments' signature (`guard.signature`): of plain containers, plain values and dense
+    tensors in them. Of anything else among the arguments that says the class alone.
+    """
+    value: Any = locals_[_root(source).local_name]
+    steps = list(_steps(source))
+    if len(steps) > _MOST_LEVELS:
         return False
+    for step in reversed(steps):
+        if type(step).__name__ not in _ITEM_STEPS or not _is_described(value):
+            return False
+        try:
+            value = value[step.index]
+        except (LookupError, TypeError):
+            return False
     if entry.guard_type == "TENSOR_MATCH":
-        return True
-    if not entry.has_value or isinstance(entry.value, torch.Tensor):
-        return False
-    return type(entry.value) in (*_PLAIN, tuple, list, dict)
+        return type(value) in (torch.Tensor, torch.nn.Parameter)
+    return bool(entry.has_value) and _is_described(value)
+
+
+def _is_described(value: Any) -> bool:
+    """Whether a signature tells this plain value, or this container apart from what is in it, from any other."""
+    kind = type(value)
+    if kind is int:
+        return bool(-(2**63) <= value < 2**63)
+    if kind is dict:
+        return all(type(key) is str for key in value)
+    return kind in (bool, str, float, type(None), torch.dtype, torch.device, tuple, list, torch.Size)
 
 
 def _steps(source: Any) -> Iterator[Any]:
