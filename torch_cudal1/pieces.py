@@ -23,7 +23,8 @@ import torch
 from torch_cudal1 import observe
 from torch_cudal1.backend import cudal1, for_accelerate, run_graph
 from torch_cudal1.double_backward import graph_differentiable_twice
-from torch_cudal1.graph.dynamo import Entries, quiet_dynamo
+from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode, quiet_dynamo
 from torch_cudal1.graph.dynamo_guards import forgotten_classes
 from torch_cudal1.graph.module_call import tensors_among
 from torch_cudal1.guard import ModuleGuard, saving_is_watched
@@ -188,6 +189,8 @@ class Pieces:
         return [True] * len(entries)
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if leaves_grad_mode(gm):  # then Dynamo lets this part of the forward run in eager
+            raise NotLowerableError("a part of its forward leaves the grad mode changed")
         self.graphs += 1
         ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
         with for_accelerate(self.choices.extend):

@@ -31,7 +31,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch_cudal1.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.program.recurrent import served
 
-__all__ = ["DynamoCapture", "Entries", "Unchanged", "capture_call", "guard_the_environment", "have_dynamo_settled", "quiet_dynamo"]
+__all__ = [
+    "DynamoCapture",
+    "Entries",
+    "Unchanged",
+    "capture_call",
+    "guard_the_environment",
+    "have_dynamo_settled",
+    "leaves_grad_mode",
+    "quiet_dynamo",
+]
 
 Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one a guard
 _IN_PLACE = tuple(
@@ -185,6 +194,8 @@ def _captured(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         raise _NotOneStepError
     if found["effects"]:
         raise NotLowerableError(f"its forward {found['effects'][0]}, which a kernel would not repeat")
+    if leaves_grad_mode(found["graph"]):
+        raise NotLowerableError("its forward leaves the grad mode changed")
     if not all(isinstance(item, torch.Tensor) for item in found["inputs"]):
         raise NotLowerableError("its graph takes a number that changes from call to call")
     (name,) = (key for key in names if key.startswith("__compiled_fn"))
@@ -266,6 +277,12 @@ def have_dynamo_settled() -> None:
     from torch._dynamo.mutation_guard import install_generation_tagging_init
 
     install_generation_tagging_init()
+
+
+def leaves_grad_mode(graph: fx.GraphModule) -> bool:
+    """Whether a call of the graph ends in another grad mode than the present one. Before torch 2.13 its caller does not see it."""
+    switched = [node.args[0] for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled]
+    return bool(switched) and switched[-1] is not torch.is_grad_enabled()
 
 
 def guard_the_environment() -> None:
