@@ -265,7 +265,8 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
   const Test table = [](PyObject* r) {
     PyObject *owner = at_(r, 0), *keys = at_(r, 1), *values = at_(r, 2);
     const bool paired = PyTuple_CheckExact(keys) &&
-        (values == Py_None ? PyBytes_CheckExact(at_(r, 3)) != 0 : (PyTuple_CheckExact(values) && PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values)));
+        (values == Py_None ? PyBytes_CheckExact(at_(r, 3)) != 0
+                           : PyTuple_CheckExact(values) && PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values));
     return (PyDict_Check(owner) || PyType_Check(owner)) && names_of(owner) != nullptr && paired;
   };
   const struct {

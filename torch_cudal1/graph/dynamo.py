@@ -46,7 +46,10 @@ Entries: TypeAlias = Sequence[Any]  # torch._dynamo.types.GuardFilterEntry, one 
 _IN_PLACE = tuple(
     getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 )
-_GIVES_OTHER_MEMORY = ("set_", "resize_", "resize_as_", "swap_")
+_NOT_OF_VALUES = (  # in place, but on what a tensor is, not on what is in it
+    *("set_", "resize_", "resize_as_", "as_strided_", "detach_", "squeeze_", "unsqueeze_"),
+    *("transpose_", "swapaxes_", "swapdims_"),
+)
 _OS = "__import_os"  # Dynamo's name for the module, among the globals, where a function of it is traced
 _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodule"}
 _LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
@@ -381,7 +384,7 @@ def _returns_itself(node: fx.Node) -> bool:
     if node.op == "call_function" and node.target in _IN_PLACE:
         return isinstance(node.args[0], fx.Node)
     if node.op == "call_method" and re.fullmatch(r"[a-z]\w*[a-z]_", str(node.target)):
-        return str(node.target) not in _GIVES_OTHER_MEMORY
+        return str(node.target) not in _NOT_OF_VALUES
     if node.op != "call_method" or node.target != "to" or "copy" in node.kwargs or True in node.args:
         return False
     before, after = (each.meta["example_value"] for each in (node.args[0], node) if isinstance(each, fx.Node))
