@@ -223,7 +223,11 @@ def backward_repeatable() -> Iterator[None]:
     ran once without being retained writes over what the forward saved, and a later one that is to be retained raises.
 
     For the compilation of one graph, inside a TracingContext. AOTAutograd's cache is left out: what it returns cannot be mended.
+    Without gradients there is no backward, and the cache serves.
     """
+    if not torch.is_grad_enabled():
+        yield
+        return
     with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
         yield
         context = TracingContext.try_get()
