@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch_cudal1
-from torch_cudal1 import __all__ as __all__
 
 if TYPE_CHECKING:
     from torch_cudal1 import *  # noqa: F403

@@ -28,7 +28,7 @@ from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.judge.timing import device_time_us
 from torch_cudal1.judge.transport import read_program, write_payloads
 from torch_cudal1.kernels.index import row_major
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
 __all__ = ["CASES", "Case", "main"]

@@ -31,7 +31,7 @@ from torch_cudal1.machine import contract_for
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.lanes import fitting
 from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
 
 __all__ = ["Run", "main", "measured", "programs"]

@@ -26,16 +26,17 @@ from benchmarks import report
 from benchmarks.compare import Comparison, Reference, compare, reference
 from benchmarks.family_cases import CASES, Case
 from benchmarks.timing import Run, sample
-from torch_cudal1.binding import _examples, _lower, captured_call
 from torch_cudal1.errors import Cudal1Error, NotLowerableError
+from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
 from torch_cudal1.graph.partition import Partition, partition, splice
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.judge.timing import device_time_us
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.trace import trace
-from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.execute import Runner
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Program
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["Options", "Subject", "line", "main", "measured", "subject_of"]
 
@@ -82,8 +83,8 @@ def subject_of(case: Case, device: torch.device) -> Subject:
         module, inputs = case.module(), case.inputs()
     call, traced = captured_call(module, inputs, {})
     (graph,) = traced.graphs
-    lowered = _lower(graph, module)
-    found = _examples(lowered, graph, call)
+    lowered = lower_captured(graph, module)
+    found = examples_of(lowered, graph, call)
     assert found is not None, "an inference graph has all its inputs"
     # a module's own tensors change when it is called (running statistics): the Program keeps what they are now
     given = [t.clone() if at in graph.static else t for at, t in zip(lowered.order, found, strict=True)]

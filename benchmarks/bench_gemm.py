@@ -34,7 +34,7 @@ from benchmarks.timing import sample
 from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.judge.timing import device_time_us
 from torch_cudal1.judge.transport import read_program, write_payloads
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Program
 
 __all__ = ["main"]

@@ -25,8 +25,8 @@ from torch import nn
 
 from benchmarks.report import document, environment, save
 from torch_cudal1 import observe
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
 from torch_cudal1.judge.court_pair import PairCourt, PairJob
 from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile

@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks import bound, models, report
 from torch_cudal1 import native
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 
 __all__ = ["Row", "main", "measure"]
 

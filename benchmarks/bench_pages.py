@@ -19,7 +19,7 @@ import torch
 from benchmarks.report import document, environment, save
 from torch_cudal1.judge.measure import sample_pairs
 from torch_cudal1.judge.statistics import summarise
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
 __all__ = ["main", "measured"]

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import document, environment, save
-from torch_cudal1.training.comparison import Comparison, ceilings, comparisons, crossed, stage_rise, stage_tables, summaries
+from torch_cudal1.training.comparison import (
+    Comparison,
+    ceilings,
+    comparisons,
+    crossed,
+    stage_rise,
+    stage_tables,
+    summaries,
+)
 from torch_cudal1.training.demo import DEMO
 from torch_cudal1.training.exam import best_curves
 from torch_cudal1.training.plan import ARMS, Plan, read_plan

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from torch_cudal1 import guard
-from torch_cudal1.binding import Bound, captured_regions, weights_of
+from torch_cudal1.binding import Bound, weights_of
 from torch_cudal1.fast import Direct
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
 from torch_cudal1.module import Dispatcher
 from torch_cudal1.program.execute import Runner, interpret
+from torch_cudal1.program.executor import launch_through_driver
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.program.schedule import build
 from torch_cudal1.settings import Settings
@@ -56,7 +58,7 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
     (region,) = captured_regions(module, args)
     static = [position for position, role in enumerate(region.roles) if role != "input"]
     if schedule == "python":
-        runner = interpret(region.program, device)
+        runner = interpret(region.program, device, launcher=launch_through_driver)
     else:
         runner = build(region.program, schedule, device, static=static)
     call, sources = _captured(module, args)
@@ -65,11 +67,11 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
 
 def _captured(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
     """The call, and where each input of the module's region comes from."""
-    from torch_cudal1.binding import _lower, captured_call
+    from torch_cudal1.graph.captured import captured_call, lower_captured
 
     call, traced = captured_call(module, args, {})
     (graph,) = traced.graphs
-    origins = [graph.origins[position] for position in _lower(graph, module).order]
+    origins = [graph.origins[position] for position in lower_captured(graph, module).order]
     assert call.sources is not None
     return call, tuple(call.sources[origin] for origin in origins if isinstance(origin, int))
 

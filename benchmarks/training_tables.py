@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_cudal1.training.landscape.packed import read
 from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.records import Outcome
+from torch_cudal1.training.measured import Outcome
 from torch_cudal1.training.tasks import load_split
 
 __all__ = ["evaluated", "experiment", "landscapes"]

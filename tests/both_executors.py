@@ -24,8 +24,9 @@ from torch_cudal1.judge.subject import _on_host
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.compiled import NotCompiled, compile_program
 from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import launch_through_driver
 from torch_cudal1.program.model import Program
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 _MOST_BYTES = 1 << 28
 _made: list[Program] = []
@@ -116,7 +117,7 @@ def _compared(program: Program) -> tuple[str, str]:
     device = torch.device(program.device, 0 if program.device == "cuda" else None)
     try:
         plan = compile_program(program, device)
-        plain = interpret(program, device)
+        plain = interpret(program, device, launcher=launch_through_driver)
     except Cudal1Error as error:
         return f"not run: refused when it is loaded ({type(error).__name__})", ""
     if isinstance(plan, NotCompiled):

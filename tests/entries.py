@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.binding import captured_regions, make_known
+from torch_cudal1.binding import make_known
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.pipeline import Choice, end_to_end_name

@@ -23,8 +23,8 @@ import torch_cudal1
 from tests.entries import plant, plant_compiled, shifted
 from torch_cudal1 import observe, ranks
 from torch_cudal1.backend import cudal1
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.pipeline import choose
 from torch_cudal1.place import place_for
 from torch_cudal1.program.model import Aten, Program, Value

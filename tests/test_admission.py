@@ -15,8 +15,8 @@ import torch_cudal1
 from tests.entries import count_runs, entry_for, plant, shifted
 from tests.signing import allow, make_signer, revoking
 from torch_cudal1 import admission, judge, observe, pipeline
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SandboxError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge import court, race
 from torch_cudal1.machine import compilers, judge_identity
 from torch_cudal1.pipeline import choose

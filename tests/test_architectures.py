@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 import torch_cudal1
 from tests.architectures import ARCHITECTURES, TIMM, Architecture, build, build_timm
 from tests.entries import Runs, plant_regions
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.judge.inputs import make_inputs
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs

@@ -21,7 +21,7 @@ import torch_cudal1
 from tests.entries import entry_for, plant, shifted
 from tests.signing import allow, make_signer
 from torch_cudal1 import observe
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.place import place_for
 from torch_cudal1.program.model import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
 from torch_cudal1.records import Candidate

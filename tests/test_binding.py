@@ -11,7 +11,7 @@ import torch
 
 from tests.entries import entry_for, same
 from torch_cudal1 import binding, gate
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.pipeline import Choice
 from torch_cudal1.place import Place, place_for

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from torch_cudal1 import built, judge, observe
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.records import Candidate, Miss, Region, Rejected, Target

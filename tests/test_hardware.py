@@ -14,9 +14,9 @@ import torch
 
 from tests.source.conftest import CONTRACT
 from torch_cudal1.__main__ import main
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import SettingError
 from torch_cudal1.forms import describe
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.hardware import HardwareRow, Load, Price, Prices, compare, moved, read_prices
 from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, Value, canonical_json
 from torch_cudal1.recording import identity_of

@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.learned.islands import SIZES, island, product, took_us
 from torch_cudal1 import island_kernels, island_race, judge, kernels, observe, pipeline
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.partition import Island, is_product, partition
 from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.island_race import fastest_right, rights_of

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from tests.entries import Runs, count_runs, plant_regions
 from torch_cudal1 import observe
 from torch_cudal1.backend import cudal1
-from torch_cudal1.binding import captured_call
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.captured import captured_call
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import in_graph_order, swap

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from torch_cudal1 import judge, kernels, observe, pipeline, roof
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SettingError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.island_kernels import IslandKernels
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.pipeline import choose, tune
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.cost import launches_us
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
 from torch_cudal1.search import Search, Standing, fastest_first, search

@@ -20,9 +20,9 @@ from tests.entries import entry_for, plant
 from torch_cudal1 import observe, recording
 from torch_cudal1.__main__ import main
 from torch_cudal1.backend import cudal1
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import TargetError
 from torch_cudal1.forms import FormError, describe, make
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.records import Candidate
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.recording_file import Mode, Seen, _check, _parsed, append, read

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.entries import entry_for, same
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.explanation import Explanation
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.records import Candidate, Entry
 from torch_cudal1.reporting import entry_report
 from torch_cudal1.settings import Settings

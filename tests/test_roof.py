@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torch_cudal1 import observe, roof
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge.roofline import PEAK_SHARE, Ceiling
 from torch_cudal1.program.model import Program
 

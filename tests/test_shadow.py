@@ -20,9 +20,9 @@ from tests.entries import entry_for, plant, plant_compiled, same
 from torch_cudal1 import native, observe
 from torch_cudal1.__main__ import main
 from torch_cudal1.backend import cudal1
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import CacheMissError, SettingError
 from torch_cudal1.graph import swap as swapping
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.pipeline import choose
 from torch_cudal1.place import place_for
 from torch_cudal1.program.model import Aten, Program, Value

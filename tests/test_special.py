@@ -16,7 +16,7 @@ from mpmath.libmp import NoConvergence
 from torch import nn
 
 import cudal1
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.program import bessel
 from torch_cudal1.special import log_bessel_i, log_bessel_k
 

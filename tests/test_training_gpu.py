@@ -9,7 +9,7 @@ import torch
 
 import cudal1
 from benchmarks.nets import FeedForward
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.place import place_for
 from torch_cudal1.settings import Settings
 from torch_cudal1.source.resolve import resolve

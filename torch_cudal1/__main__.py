@@ -10,12 +10,11 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from torch_cudal1.commands import generate_options, train_options
+from torch_cudal1.commands import generate_options
+from torch_cudal1.commands.command import Command, load_plugins
 from torch_cudal1.errors import Cudal1Error, SettingError, TargetError
 from torch_cudal1.settings import Settings
 from torch_cudal1.version import __version__
@@ -37,15 +36,6 @@ doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage
 judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used.
 import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read.
 generate: 0 a kernel was stored, 4 none is faster, 1 a task failed or the model gave no answer."""
-
-
-@dataclass(frozen=True)
-class _Command:
-    name: str
-    module: str
-    function: str
-    summary: str
-    options: tuple[Callable[[argparse.ArgumentParser], Any], ...]
 
 
 def _seconds(text: str) -> float:
@@ -257,43 +247,42 @@ def _judge(parser: argparse.ArgumentParser) -> None:
 
 _RUN = (_device, _contract, _cache, _hub)
 _COMMANDS = (
-    _Command("demo", "demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
-    _Command("doctor", "doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
-    _Command(
+    Command("demo", ".demo", "run", "accelerate a set of models on this machine and show what came of it", (_demo, *_RUN)),
+    Command("doctor", ".doctor", "run", "what this machine can do, what is missing and which settings hold", (_cache,)),
+    Command(
         "warmup",
-        "models",
+        ".models",
         "warmup",
         "fill the cache for TARGET ahead of time",
         (_target, *_RUN, _trust, _search, _training, _recorded, _ahead, _crew, _page),
     ),
-    _Command("plan", "models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN, _compare)),
-    _Command(
+    Command("plan", ".models", "plan", "expected gain of TARGET before anything is built", (_target, *_RUN, _compare)),
+    Command(
         "explain",
-        "models",
+        ".models",
         "explain",
         "what runs in TARGET, what was tried, why",
         (_target, *_RUN, _trust, _search, _explain, _page),
     ),
-    _Command("judge", "judge", "run", "is a ModelNew right, and faster than the best way to run its Model", (_judge, _device)),
-    _Command(
+    Command("judge", ".judge", "run", "is a ModelNew right, and faster than the best way to run its Model", (_judge, _device)),
+    Command(
         "import-kernels",
-        "published",
+        ".published",
         "import_kernels",
         "judge kernels that others published, lower and store them",
         (_import_kernels, *_RUN, _budget),
     ),
-    _Command(
+    Command(
         "export-kernels",
-        "published",
+        ".published",
         "export_kernels",
         "write stored decisions for TARGET as FlashInfer-Trace files",
         (_target, _export_kernels, *_RUN),
     ),
-    _Command("generate", "generate", "run", "ask a language model for kernels and judge them", (generate_options.add, *_RUN)),
-    _Command("train", "train", "run", "teach a model to write kernels, in stages; needs the extra train", (train_options.add,)),
-    _Command(
+    Command("generate", ".generate", "run", "ask a language model for kernels and judge them", (generate_options.add, *_RUN)),
+    Command(
         "list",
-        "entries",
+        ".entries",
         "list_entries",
         "the entries of the cache",
         (
@@ -301,10 +290,10 @@ _COMMANDS = (
             _cache,
         ),
     ),
-    _Command("show", "entries", "show", "one entry with its evidence", (_key, _trust, _cache)),
-    _Command(
+    Command("show", ".entries", "show", "one entry with its evidence", (_key, _trust, _cache)),
+    Command(
         "verify",
-        "entries",
+        ".entries",
         "verify",
         "read every entry: digests, Programs, signatures, revocations",
         (
@@ -312,24 +301,24 @@ _COMMANDS = (
             _cache,
         ),
     ),
-    _Command("purge", "entries", "purge", "delete entries", (_purge, _cache)),
-    _Command("push", "hub", "push", "the entries of the cache into a Hub repository", (_repo, _push, _families, _cache)),
-    _Command("pull", "hub", "pull", "the entries of a Hub repository here, at a pinned commit", (_repo, _pull, _cache)),
-    _Command("keys", "trust", "keys", "make a signing key, or show whom this machine trusts", (_keys, _trust, _cache)),
-    _Command("sign", "trust", "sign", "sign the entries of the own cache", (_sign, _trust, _cache)),
-    _Command("revoke", "trust", "revoke", "add to the list of what must not be used any more", (_revoke, _trust, _cache)),
-    _Command(
+    Command("purge", ".entries", "purge", "delete entries", (_purge, _cache)),
+    Command("push", ".hub", "push", "the entries of the cache into a Hub repository", (_repo, _push, _families, _cache)),
+    Command("pull", ".hub", "pull", "the entries of a Hub repository here, at a pinned commit", (_repo, _pull, _cache)),
+    Command("keys", ".trust", "keys", "make a signing key, or show whom this machine trusts", (_keys, _trust, _cache)),
+    Command("sign", ".trust", "sign", "sign the entries of the own cache", (_sign, _trust, _cache)),
+    Command("revoke", ".trust", "revoke", "add to the list of what must not be used any more", (_revoke, _trust, _cache)),
+    Command(
         "lock",
-        "supply",
+        ".supply",
         "lock",
         "write or check cudal1.lock: what a cache must hold",
         (_lock, _families, _training, _recorded, _trust, *_RUN),
     ),
-    _Command("export", "supply", "export", "entries for many machines as one file", (_export, _families, _trust, _cache)),
-    _Command("import", "supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
-    _Command(
+    Command("export", ".supply", "export", "entries for many machines as one file", (_export, _families, _trust, _cache)),
+    Command("import", ".supply", "import_", "take a bundle in, beside the entries judged here", (_import, _cache)),
+    Command(
         "coverage",
-        "supply",
+        ".supply",
         "coverage",
         "what a deployment will have decided, from files",
         (_coverage, _families, _training, _recorded, _trust, *_RUN),
@@ -348,7 +337,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"torch-cudal1 {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
+    for command in (*_COMMANDS, *load_plugins()):
         sub = commands.add_parser(
             command.name,
             help=command.summary,
@@ -388,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, screen: Screen) -> int:
     given = {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None}
     settings = Settings.from_env(**given)
-    module = importlib.import_module(f"torch_cudal1.commands.{args.run.module}")
+    module = importlib.import_module(args.run.module, "torch_cudal1.commands")
     code = getattr(module, args.run.function)(args, settings, screen)
     if not isinstance(code, int):
         raise TypeError(f"command {args.command!r} answered {code!r}; expected an exit code")

@@ -22,10 +22,11 @@ from torch_cudal1.errors import CacheMissError, GraphBreakError, NotLowerableErr
 from torch_cudal1.fast import Direct, entry, through
 from torch_cudal1.flat import keeping_versions, random_kept, running_statistics
 from torch_cudal1.gate import COMPILE, in_words, raced, those_that_pay, told
-from torch_cudal1.graph.capture import CapturedGraph, Traced, backward_repeatable, trace
+from torch_cudal1.graph.capture import Traced, backward_repeatable
+from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
 from torch_cudal1.graph.dynamo import have_dynamo_settled
-from torch_cudal1.graph.lower import Lowered, lower
-from torch_cudal1.graph.module_call import Call, ModuleCall, capture_module_call, tensors_among
+from torch_cudal1.graph.lower import Lowered
+from torch_cudal1.graph.module_call import Call, ModuleCall, tensors_among
 from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
 from torch_cudal1.guard import ModuleGuard, call_state, python_signature
 from torch_cudal1.judge import kept_warm
@@ -37,7 +38,7 @@ from torch_cudal1.place import Place, place_for
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.index_checks import as_eager_raises, cpu_index_checks
 from torch_cudal1.ranks import Apart, Told, agreed, choices_from, has_ranks
-from torch_cudal1.records import NOT_EAGERS, Miss, Region
+from torch_cudal1.records import NOT_EAGERS, Miss
 from torch_cudal1.settings import Settings
 from torch_cudal1.shadow import NotWatched, watched
 from torch_cudal1.trial_step import gradients
@@ -48,8 +49,6 @@ __all__ = [
     "Bound",
     "Unbound",
     "bind",
-    "captured_call",
-    "captured_regions",
     "is_known",
     "make_known",
     "remember_pieces",
@@ -114,7 +113,7 @@ def bind(
         expect(settings, device_of([*tensors_among(args, kwargs), *module.parameters()]))
     try:
         captured, traced = captured_call(module, args, kwargs)
-        lowered = [_lower(graph, module) for graph in traced.graphs]
+        lowered = [lower_captured(graph, module) for graph in traced.graphs]
     except GraphBreakError as problem:
         return _bind_in_pieces(module, args, dict(kwargs), settings, problem.reason)
     except NotLowerableError as problem:
@@ -206,7 +205,7 @@ class _Task:
     def decide(self, progress: Progress | None) -> tuple[Bound | Unbound, Told | Apart]:
         """What this process makes of the call, and what it tells other ranks."""
         choices = tuple(
-            choose(item.region, self.place, examples=_examples(item, graph, self.captured), progress=progress)
+            choose(item.region, self.place, examples=examples_of(item, graph, self.captured), progress=progress)
             for item, graph in zip(self.lowered, self.traced.graphs, strict=True)
         )
         entries = tuple(choice.entry for choice in choices if choice.entry is not None)
@@ -248,34 +247,9 @@ def weights_of(module: torch.nn.Module) -> frozenset[int]:
     return frozenset(id(tensor) for tensor in (*module.parameters(), *module.buffers(), *plain))
 
 
-def captured_regions(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Region, ...]:
-    """The regions of `module(*args, **kwargs)` in the present modes, without deciding anything. Raises NotLowerableError."""
-    return tuple(_lower(graph, module).region for graph in captured_call(module, args, kwargs or {})[1].graphs)
-
-
-def captured_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[ModuleCall, Traced]:
-    """The call, and its ATen graphs. Raises NotLowerableError, also for what a measurement of the call could not undo."""
-    captured = capture_module_call(module, args, kwargs)
-    traced = trace(captured.graph, captured.inputs)
-    if traced.replaces_memory:
-        raise NotLowerableError("its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat")
-    return captured, traced
-
-
 def _written(traced: Traced) -> frozenset[int]:
     """The placeholders of Dynamo's graph that a call writes to."""
     return frozenset(origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int))
-
-
-def _lower(graph: CapturedGraph, module: torch.nn.Module) -> Lowered:
-    return lower(graph.module, static=graph.static, kind=graph.kind, name=f"{type(module).__name__}.{graph.kind}")
-
-
-def _examples(item: Lowered, graph: CapturedGraph, captured: ModuleCall) -> list[torch.Tensor] | None:
-    """The user's real tensors in the region's order; None for a backward graph, whose inputs exist only inside a step."""
-    origins = [graph.origins[position] for position in item.order]
-    numbers = [origin for origin in origins if isinstance(origin, int)]
-    return [captured.inputs[number].detach() for number in numbers] if len(numbers) == len(origins) else None
 
 
 @dataclass(frozen=True, eq=False)

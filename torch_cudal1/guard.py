@@ -21,7 +21,19 @@ from torch.utils._device import DeviceContext
 
 from torch_cudal1 import native
 from torch_cudal1.watch import watch
-from torch_cudal1.watched import ABSENT, FACTS, IGNORED, Code, Lookup, Refusal, Table, TensorFacts, Watched, names_but, tensor_facts
+from torch_cudal1.watched import (
+    ABSENT,
+    FACTS,
+    IGNORED,
+    Code,
+    Lookup,
+    Refusal,
+    Table,
+    TensorFacts,
+    Watched,
+    names_but,
+    tensor_facts,
+)
 
 __all__ = [
     "ModuleGuard",

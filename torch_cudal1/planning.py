@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from torch_cudal1 import kernels
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.explanation import Plan, PlanRow
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.partition import partition
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.machine import device_of

@@ -19,7 +19,7 @@ from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.cost import ROOFLINES, launches_us
 from torch_cudal1.program.memory import is_view
 from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.program.operator import output_specs
+from torch_cudal1.program.value_specs import output_specs
 from torch_cudal1.records import SCHEDULES, Candidate, Region, Rejected, Schedule
 from torch_cudal1.source.builtin import SCHEDULES_PER_VARIANT, compose
 

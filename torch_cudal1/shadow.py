@@ -34,8 +34,8 @@ from torch_cudal1.place import Place
 from torch_cudal1.program.check import is_random_program
 from torch_cudal1.program.execute import Runner
 from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.program.operator import value_specs
 from torch_cudal1.program.sticky import is_sticky
+from torch_cudal1.program.value_specs import value_specs
 from torch_cudal1.source.cache import NotStored
 from torch_cudal1.source.quarantine import Quarantined, hold_back
 

@@ -28,7 +28,7 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
     "case", [SMALL, Case("batch", 8, 9, 10, batch=2, layout="tn"), Case("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16")]
 )
 def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Case) -> None:
-    from torch_cudal1.program.execute import prepare
+    from torch_cudal1.program.executor import prepare
 
     inputs = case.inputs("cpu")
     assert [tuple(t.stride()) for t in inputs] == [spec.strides for spec in case.specs("cpu")]

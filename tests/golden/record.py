@@ -30,8 +30,8 @@ from benchmarks import models
 from tests.kernels import cases, compare_attention, compare_products
 from tests.kernels.islands import island
 from torch_cudal1 import judge
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.partition import partition
 from torch_cudal1.graph.propose import few_product_islands, product_islands, rewritten
 from torch_cudal1.kernels import build, propose

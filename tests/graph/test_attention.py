@@ -14,7 +14,7 @@ from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.kernels import propose
 from torch_cudal1.program.check import check_program
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, Value
 from torch_cudal1.records import Region
 

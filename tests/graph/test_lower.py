@@ -18,8 +18,9 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.judge.analysis import analyse
 from torch_cudal1.judge.contract import contract
-from torch_cudal1.program.execute import interpret, prepare
-from torch_cudal1.program.operator import unaligned_values, value_specs
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import prepare
+from torch_cudal1.program.value_specs import unaligned_values, value_specs
 from torch_cudal1.records import Candidate
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.partition import partition, splice, with_inputs
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.program.check import check_program, used_values
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import step_outs
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 CPU = torch.device("cpu")
 

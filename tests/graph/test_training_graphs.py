@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_cudal1.search as searching
 from torch_cudal1 import judge
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.partition import Island, partition
 from torch_cudal1.kernels import propose
 from torch_cudal1.place import Place, place_for

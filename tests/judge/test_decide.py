@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from torch_cudal1.judge.decide import PAPER_SUCCESS, Unstable, choose_baseline, conservative, decide, paper_score, score, surprising
+from torch_cudal1.judge.decide import (
+    PAPER_SUCCESS,
+    Unstable,
+    choose_baseline,
+    conservative,
+    decide,
+    paper_score,
+    score,
+    surprising,
+)
 from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.statistics import PairedSummary
 from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.judge.programs import V, candidate, linear_relu, op
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
 from torch_cudal1.kernels import propose
 from torch_cudal1.program.model import Program, TensorSpec

@@ -13,7 +13,14 @@ import torch
 
 from torch_cudal1.judge.measure import measure
 from torch_cudal1.judge.profiles import BUCKETS, TIMING_PLANS
-from torch_cudal1.judge.statistics import FEWEST_PAIRS, FEWEST_SLOW_PAIRS, PairedSummary, agree, paper_variance, summarise
+from torch_cudal1.judge.statistics import (
+    FEWEST_PAIRS,
+    FEWEST_SLOW_PAIRS,
+    PairedSummary,
+    agree,
+    paper_variance,
+    summarise,
+)
 from torch_cudal1.judge.timing import L2, Batch, Warm
 from torch_cudal1.settings import Settings
 

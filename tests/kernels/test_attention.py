@@ -15,8 +15,8 @@ from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
 from tests.kernels.compare_attention import CASES, CUT_OFF, HALF, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
 from tests.once import interpreted
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.partition import partition, splice
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
@@ -24,7 +24,7 @@ from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lower import lower
 from torch_cudal1.program.check import check_program
 from torch_cudal1.program.cubin import check_launch, inspect_cubin
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Launch, Program, Value
 from torch_cudal1.records import Region
 

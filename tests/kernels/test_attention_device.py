@@ -16,7 +16,7 @@ from tests.kernels.islands import island
 from tests.kernels.test_device import placed
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -19,7 +19,7 @@ from torch_cudal1.kernels.compile import build
 from torch_cudal1.kernels.conv_schedules import Schedule
 from torch_cudal1.kernels.lower import lower, propose
 from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Launch
 from torch_cudal1.program.nvrtc import nvrtc_status
 

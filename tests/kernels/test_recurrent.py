@@ -19,7 +19,7 @@ from torch_cudal1.kernels import propose
 from torch_cudal1.kernels.compile import build
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.recurrent import recurrences
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Launch, Program, TensorSpec, Value
 from torch_cudal1.program.nvrtc import nvrtc_status
 from torch_cudal1.records import Region

@@ -14,7 +14,7 @@ from tests.kernels.islands import island
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.kernels import Proposal, build, propose, team
 from torch_cudal1.kernels.lower import lower
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Program
 
 Function = Callable[..., Any]

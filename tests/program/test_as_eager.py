@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.program.executors import assert_same
-from torch_cudal1.program import compiled, execute
+from torch_cudal1.program import compiled, execute, executor
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
 CPU = torch.device("cpu")
@@ -43,9 +43,9 @@ def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch
 @pytest.mark.parametrize("python", [False, True], ids=["C++", "Python"])
 def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
     if python:
-        monkeypatch.setattr(execute, "compile_program", lambda *_: compiled.NotCompiled("the test says so"))
+        monkeypatch.setattr(executor, "compile_program", lambda *_: compiled.NotCompiled("the test says so"))
     program, given = norm(CPU)
-    run = execute.prepare(program, CPU)
+    run = executor.prepare(program, CPU)
     with torch.no_grad():
         with Seen() as ours:
             found = run(given)
@@ -56,7 +56,7 @@ def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
 
 def test_results_that_somebody_reads_are_made_as_they_were_traced():
     program, given = norm(CPU, outputs=(5, 6))
-    assert_same(execute.prepare(program, CPU)(given), execute.interpret(program, CPU)(given), given)
+    assert_same(executor.prepare(program, CPU)(given), execute.interpret(program, CPU)(given), given)
 
 
 @pytest.mark.gpu
@@ -64,7 +64,7 @@ def test_results_that_somebody_reads_are_made_as_they_were_traced():
 def test_on_a_gpu_it_launches_the_kernels_that_eager_launches():
     device = torch.device("cuda", 0)
     program, given = norm(device)
-    run = execute.prepare(program, device)
+    run = executor.prepare(program, device)
     with torch.no_grad():
         assert torch.equal(run(given)[0], eager(*given))
         assert kernels(lambda: run(given)) == kernels(lambda: eager(*given)) != []

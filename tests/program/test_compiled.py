@@ -16,10 +16,11 @@ from tests.judge.programs import linear_relu
 from tests.program.executors import assert_same, drawn, in_threads
 from tests.program.test_schedule import WHOLE
 from torch_cudal1 import native, observe
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.program import compiled
 from torch_cudal1.program.compiled import NotCompiled, compile_program
-from torch_cudal1.program.execute import interpret, prepare
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, Value
 
 pytestmark = pytest.mark.skipif(native.extension() is None, reason=f"no C++ executor: {native.status()[1]}")

@@ -25,6 +25,7 @@ from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.driver import driver_status, prepare_launch
 from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import launch_through_driver
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 
 RECORDER = Path(__file__).with_name("recorder.c")
@@ -230,7 +231,7 @@ def test_a_program_launches_through_the_executor(cuda: Any, add: torch.Tensor, m
     made = Placed(0x9000)
     monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: made)
     inputs: list[Any] = [Placed(0x7000), Placed(0x8000)]
-    assert interpret(program, GPU)(inputs) == [made]
+    assert interpret(program, GPU, launcher=launch_through_driver)(inputs) == [made]
     assert parameters(cuda)[:3] == [struct.pack("<Q", a) for a in (0x7000, 0x8000, 0x9000)]
 
 

@@ -19,7 +19,7 @@ from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.partition import with_inputs
 from torch_cudal1.program import last_step
 from torch_cudal1.program.cudagraph import GraphedRunner, _apart, _Captured
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.last_step import parted
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.program.schedule import build as built

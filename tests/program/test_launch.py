@@ -19,21 +19,13 @@ import torch
 
 from tests.program.executors import in_threads
 from tests.program.test_cubin import ADD, HIDDEN, POINTERS, build  # noqa: F401  (fixtures, here and below)
-from tests.program.test_driver import (  # noqa: F401
-    GPU,
-    add,
-    cuda,
-    geometry,
-    number,
-    parameters,
-    pointer,
-    recorder_path,
-)
+from tests.program.test_driver import GPU, add, cuda, geometry, number, parameters, pointer, recorder_path  # noqa: F401
 from torch_cudal1 import native
 from torch_cudal1.errors import DriverError, ProgramError
 from torch_cudal1.program import addresses, driver
 from torch_cudal1.program.compiled import NotCompiled, compile_program
-from torch_cudal1.program.execute import interpret, prepare
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import launch_through_driver, prepare
 from torch_cudal1.program.model import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
 
 pytestmark = pytest.mark.skipif(native.extension() is None, reason=f"no C++ executor: {native.status()[1]}")
@@ -415,7 +407,7 @@ def test_both_executors_agree_on_the_device(real):
     plan = compile_program(real, torch.device("cuda", 0))
     assert not isinstance(plan, NotCompiled), plan
     x, y = on_gpu()
-    assert torch.equal(plan([x, y])[0], interpret(real, torch.device("cuda", 0))([x, y])[0])
+    assert torch.equal(plan([x, y])[0], interpret(real, torch.device("cuda", 0), launcher=launch_through_driver)([x, y])[0])
     torch.testing.assert_close(plan([x, y])[0].double(), right(x, y), rtol=1e-6, atol=1e-6)
 
 

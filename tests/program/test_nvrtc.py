@@ -11,7 +11,7 @@ import torch
 
 from torch_cudal1.program import nvrtc
 from torch_cudal1.program.cubin import inspect_cubin
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.program.nvrtc import Built, NotBuilt, compile_cuda, nvrtc_status
 

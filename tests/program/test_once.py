@@ -13,7 +13,8 @@ from tests.program.executors import assert_same, drawn
 from tests.program.test_cudagraph import CPU, gpu, needs_extension
 from tests.program.test_last_step import program_of
 from torch_cudal1.program import once
-from torch_cudal1.program.execute import interpret, prepare
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.program.once import computed_once
 

@@ -13,7 +13,7 @@ import torch
 
 from torch_cudal1 import native
 from torch_cudal1.program import schedule
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.program.pages import in_huge_pages
 

@@ -10,15 +10,16 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.binding import captured_call
 from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.graph.captured import captured_call
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.program import recurrent
 from torch_cudal1.program.aten import is_random, name_of, overload
-from torch_cudal1.program.execute import interpret, prepare
+from torch_cudal1.program.execute import interpret
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.program.operator import output_specs
 from torch_cudal1.program.schedule import build
+from torch_cudal1.program.value_specs import output_specs
 
 CPU = torch.device("cpu")
 LAYERS: dict[str, Any] = {

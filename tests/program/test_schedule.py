@@ -11,10 +11,12 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.program.execute import interpret, prepare, skip_launch
+from torch_cudal1.program.execute import interpret, skip_launch
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
-from torch_cudal1.program.operator import output_specs, register, run_operator, value_specs
+from torch_cudal1.program.operator import register, run_operator
 from torch_cudal1.program.schedule import build
+from torch_cudal1.program.value_specs import output_specs, value_specs
 
 CPU = torch.device("cpu")
 SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")

@@ -14,7 +14,7 @@ import torch_cudal1
 from tests.adversarial.nursery import forked_children
 from tests.entries import entry_for
 from torch_cudal1 import observe, pipeline
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge import court, race
 from torch_cudal1.judge.court_pair import PairCourt, PairJob, PairJudgement
 from torch_cudal1.judge.pair import SourceCandidate

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tests.adversarial.nursery import forked_children
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge.channel import save_tensors
 from torch_cudal1.judge.contract import is_allowed
 from torch_cudal1.judge.court_pair import PairJob
 from torch_cudal1.program.aten import is_functional
 from torch_cudal1.program.cubin import inspect_cubin
-from torch_cudal1.program.execute import prepare
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Call, Program
 from torch_cudal1.published import lower
 from torch_cudal1.published.lower import NotLowerable, Reference, fitted, lowered, reference_of

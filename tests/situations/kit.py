@@ -21,9 +21,9 @@ import torch_cudal1
 from tests.entries import plant, plant_regions
 from torch_cudal1 import pieces
 from torch_cudal1.backend import cudal1
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 
 Door: TypeAlias = Callable[..., Callable[..., Any]]

@@ -17,7 +17,15 @@ from tests.source.conftest import make_entry, program
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.model import canonical_json
 from torch_cudal1.records import Candidate, Contract, Entry, Miss
-from torch_cudal1.source.entry_file import METADATA_KEY, decode_entry, decode_golden, digest_of, encode_entry, plain, unplain
+from torch_cudal1.source.entry_file import (
+    METADATA_KEY,
+    decode_entry,
+    decode_golden,
+    digest_of,
+    encode_entry,
+    plain,
+    unplain,
+)
 
 GOLDEN = {"in0": torch.linspace(-1, 1, 9), "out0": torch.tensor([1.5, math.nan], dtype=torch.float64)}
 

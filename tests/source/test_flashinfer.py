@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.entries import entry_for
-from torch_cudal1.binding import captured_regions
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.records import Candidate, Region
 from torch_cudal1.settings import Settings

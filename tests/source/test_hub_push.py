@@ -42,7 +42,15 @@ from torch_cudal1.settings import PREFIX, Settings
 from torch_cudal1.source import hub_layout, hub_push, quarantine
 from torch_cudal1.source.cache import LocalCache, entry_path
 from torch_cudal1.source.hub_client import Unread
-from torch_cudal1.source.hub_layout import ROOT_INDEX, Root, Shard, TargetIndex, shard_file, target_id, target_index_file
+from torch_cudal1.source.hub_layout import (
+    ROOT_INDEX,
+    Root,
+    Shard,
+    TargetIndex,
+    shard_file,
+    target_id,
+    target_index_file,
+)
 from torch_cudal1.source.hub_pull import Pulled, pull
 from torch_cudal1.source.hub_push import offers_of, push
 from torch_cudal1.source.inventory import take_inventory

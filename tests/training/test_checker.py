@@ -10,7 +10,7 @@ from tests.training.sources import TASK, program, source
 from torch_cudal1.training.casebase import Case, CaseBase, likeness
 from torch_cudal1.training.checker import Checked, Finding, ModelChecker, RuleChecker
 from torch_cudal1.training.database import Sample
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 
 SHIPPED = CaseBase.shipped()
 REWARDED = ("timing", "caching", "laziness", "tampering", "host")

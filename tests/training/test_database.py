@@ -11,7 +11,7 @@ import pytest
 
 from torch_cudal1.errors import SettingError
 from torch_cudal1.training.database import Database, Sample
-from torch_cudal1.training.records import Measured
+from torch_cudal1.training.measured import Measured
 
 
 def good(name: str, program: str, score: float, task: str = "t") -> Sample:

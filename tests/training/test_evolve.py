@@ -16,7 +16,7 @@ from tests.training.sources import TASK, source
 from torch_cudal1.errors import SettingError
 from torch_cudal1.training.endpoint import Answer, Endpoint, NoAnswer, Patience, Prices
 from torch_cudal1.training.evolve import Budget, Evolution, Evolved, LocalWriter, Plan
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.selectors import Nothing
 from torch_cudal1.training.text_codec import TextCodec
 

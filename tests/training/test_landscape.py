@@ -22,7 +22,8 @@ from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, re
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.training.records import Undecodable
 from torch_cudal1.training.terms import Terms
 
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from torch_cudal1.training.failures import failure_of
 from torch_cudal1.training.lane import Lane, Lap, NoMemory
 from torch_cudal1.training.lanes import Fault, Lanes, Question
 from torch_cudal1.training.measure import JudgeEvaluator, Remembered
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training import mps
 from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.naive import NaiveEvaluator
-from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.terms import Terms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]

@@ -11,8 +11,8 @@ from tests.training.sources import TASK, program, source
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.lane import Lane
+from torch_cudal1.training.measured import Measured, TrainingTask
 from torch_cudal1.training.naive import NaiveEvaluator
-from torch_cudal1.training.records import Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
 
 REFERENCE = """

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from torch_cudal1.training.records import Measured
-from torch_cudal1.training.reward import Unstable, bucket_means, conservative, reward_of, score_of, surprising
+from torch_cudal1.judge.decide import Unstable, conservative, surprising
+from torch_cudal1.training.measured import Measured
+from torch_cudal1.training.reward import reward_of
+from torch_cudal1.training.score import bucket_means, score_of
 
 WRONG = Measured("t", "p", "wrong")
 

@@ -13,7 +13,15 @@ import torch
 
 from torch_cudal1.errors import SettingError
 from torch_cudal1.training.model import Rollout, TinySpec, Writer, create_tiny, token_logprobs
-from torch_cudal1.training.rl_native import Batch, Generation, GrpoConfig, advantages, grpo_loss, token_advantages, train
+from torch_cudal1.training.rl_native import (
+    Batch,
+    Generation,
+    GrpoConfig,
+    advantages,
+    grpo_loss,
+    token_advantages,
+    train,
+)
 from torch_cudal1.training.smoothing import Smoothing
 
 WORDS = tuple("abcdefgh")

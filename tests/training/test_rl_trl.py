@@ -16,9 +16,9 @@ from torch_cudal1.training.appraise import Appraiser
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database, Sample, digest
 from torch_cudal1.training.journal import Journal
+from torch_cudal1.training.measured import Decoded
 from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.recorder import Recorder
-from torch_cudal1.training.records import Decoded
 from torch_cudal1.training.rl_native import GrpoConfig
 from torch_cudal1.training.rl_trl import Rewards, Scenes, TrlConfig, arguments, train_by_trl
 from torch_cudal1.training.selectors import selector

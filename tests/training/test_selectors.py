@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.training.database import Database, Sample, View
-from torch_cudal1.training.records import Measured
+from torch_cudal1.training.measured import Measured
 from torch_cudal1.training.selectors import SELECTORS, Buckets, Islands, exemplars, selector
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.sources import TASK, source
-from torch_cudal1.training.records import Decoded, Exemplar, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, TrainingTask
+from torch_cudal1.training.records import Exemplar, Undecodable
 from torch_cudal1.training.text_codec import VERSION, TextCodec
 
 GOLDEN = Path(__file__).parent / "golden"

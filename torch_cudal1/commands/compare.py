@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.errors import NotLowerableError, TargetError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.hardware import Comparison, HardwareRow, Load, Prices, compare, read_prices
 from torch_cudal1.place import cache_for
 from torch_cudal1.recorded import in_mode, read_recording, recorded_calls

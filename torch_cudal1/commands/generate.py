@@ -32,7 +32,7 @@ from torch_cudal1.training.checker import Checked, ModelChecker, RuleChecker
 from torch_cudal1.training.endpoint import Answer, Endpoint, EndpointError, Prices
 from torch_cudal1.training.evolve import Budget, Evolution, Evolved, LocalWriter, Plan, Spent, Writer
 from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.records import TrainingTask
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.selectors import selector
 from torch_cudal1.training.terms import Terms
 from torch_cudal1.training.text_codec import TextCodec

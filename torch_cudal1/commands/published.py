@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from torch_cudal1 import targets
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.commands import device, results
 from torch_cudal1.commands.verdicts import EXIT_CODES, sha256
 from torch_cudal1.errors import NotLowerableError, SandboxError, SettingError, TargetError
 from torch_cudal1.explanation import plain
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.judge.court_pair import PairJob
 from torch_cudal1.place import Place, place_for
 from torch_cudal1.published.adopt import Adopted, Adoption

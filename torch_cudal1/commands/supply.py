@@ -16,9 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1 import targets
-from torch_cudal1.binding import captured_regions
 from torch_cudal1.commands import device
 from torch_cudal1.errors import NotLowerableError, SettingError, SupplyError, TargetError
+from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.machine import contract_for, target_for
 from torch_cudal1.place import cache_for
 from torch_cudal1.recorded import RecordedCall, in_mode, read_recording, recorded_calls

@@ -27,8 +27,8 @@ from torch_cudal1.kernels import attention_step
 from torch_cudal1.program.aten import is_random, overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Call, Program, Step, TensorSpec, renumbered, renumbered_in_turn, step_outs
-from torch_cudal1.program.operator import unaligned_values, value_specs
 from torch_cudal1.program.recurrent import TARGETS
+from torch_cudal1.program.value_specs import unaligned_values, value_specs
 from torch_cudal1.records import Kind, Region, Role
 
 __all__ = ["Island", "Partition", "is_product", "partition", "splice", "starts_island", "with_inputs"]

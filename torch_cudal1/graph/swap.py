@@ -16,7 +16,8 @@ import torch
 from torch_cudal1 import observe
 from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.program.cudagraph import GraphedRunner
-from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.execute import Runner
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.schedule import build
 from torch_cudal1.program.sticky import is_sticky
 from torch_cudal1.records import Candidate, Region

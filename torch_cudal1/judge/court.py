@@ -36,7 +36,7 @@ from torch_cudal1.judge.warm import begin as begin_child
 from torch_cudal1.judge.warm import expect as expect_children
 from torch_cudal1.judge.warm import fresh, lent
 from torch_cudal1.program.model import Program
-from torch_cudal1.program.operator import output_specs
+from torch_cudal1.program.value_specs import output_specs
 from torch_cudal1.records import (
     Accepted,
     Candidate,

@@ -23,7 +23,7 @@ from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["Infeasible", "exact_outputs", "sway"]
 

@@ -13,7 +13,7 @@ import torch
 
 from torch_cudal1.program.cost import estimate
 from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.program.operator import output_specs, value_specs
+from torch_cudal1.program.value_specs import output_specs, value_specs
 from torch_cudal1.records import Check
 
 __all__ = ["PEAK_SHARE", "Ceiling", "Work", "ceiling", "roofline", "work"]

@@ -20,9 +20,10 @@ from torch_cudal1.judge.granted import UsingRights, multiplies
 from torch_cudal1.judge.inputs import unproven_integers
 from torch_cudal1.judge.oracle import Infeasible, exact_outputs
 from torch_cudal1.judge.properties import describe
-from torch_cudal1.program.execute import Runner, interpret, prepare
+from torch_cudal1.program.execute import Runner, interpret
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.program.operator import output_specs
+from torch_cudal1.program.value_specs import output_specs
 from torch_cudal1.records import Contract, Region, Role
 
 __all__ = ["Outputs", "ReferenceFailure", "RegionSubject", "Result", "Subject"]

@@ -25,7 +25,7 @@ from torch_cudal1.kernels.attention_step import HALVES, BackwardStep, StepTensor
 from torch_cudal1.kernels.head import POINTERS, headed
 from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
 from torch_cudal1.program.model import Program, TensorSpec
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["FAMILY", "gradients", "gradients_of"]
 

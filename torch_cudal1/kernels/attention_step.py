@@ -19,7 +19,7 @@ from torch_cudal1.kernels.index import row_major
 from torch_cudal1.program import attention
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_step"]
 

@@ -19,8 +19,8 @@ from typing import Any
 from torch_cudal1.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.program.operator import value_specs
 from torch_cudal1.program.recurrent import TARGETS
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["is_recurrent", "recurred", "recurrences"]
 

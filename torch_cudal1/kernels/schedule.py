@@ -13,7 +13,20 @@ from dataclasses import dataclass, field, replace
 
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.kernels.index import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
-from torch_cudal1.kernels.nodes import Constant, Conv, Dot, Leaf, Map, Node, Padded, Position, Reduce, Scan, View, sources
+from torch_cudal1.kernels.nodes import (
+    Constant,
+    Conv,
+    Dot,
+    Leaf,
+    Map,
+    Node,
+    Padded,
+    Position,
+    Reduce,
+    Scan,
+    View,
+    sources,
+)
 from torch_cudal1.kernels.order import in_order
 from torch_cudal1.kernels.trace import Output
 

@@ -18,7 +18,18 @@ import torch
 
 from torch_cudal1.errors import ProgramError
 from torch_cudal1.kernels.index import power_of_two, row_major
-from torch_cudal1.kernels.nodes import Leaf, Node, Reduce, broadcast, constant, pointwise, reduced, replaced, reshape, resolved
+from torch_cudal1.kernels.nodes import (
+    Leaf,
+    Node,
+    Reduce,
+    broadcast,
+    constant,
+    pointwise,
+    reduced,
+    replaced,
+    reshape,
+    resolved,
+)
 from torch_cudal1.kernels.plan import Proposal
 from torch_cudal1.kernels.pointwise import div
 from torch_cudal1.kernels.schedule import Nest, reductions_of, schedule

@@ -66,7 +66,7 @@ def compile_program(program: Program, device: torch.device, *, load: Load | None
     """A `_native.Plan` for `device`: called with a sequence of tensors, it returns a list of tensors and None.
 
     `load` makes a kernel ready (by default `driver.load_launch`). The Program must have passed `check_program`. Raises ProgramError
-    and DriverError as `execute.prepare` does.
+    and DriverError as `executor.prepare` does.
     """
     extension = native.extension()
     if extension is None:

@@ -19,7 +19,7 @@ from torch_cudal1.program.check import used_values
 from torch_cudal1.program.execute import interpret, skip_launch
 from torch_cudal1.program.memory import is_view
 from torch_cudal1.program.model import Alloc, Aten, Call, Program, TensorSpec, step_outs
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "launches_us"]
 

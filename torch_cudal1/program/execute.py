@@ -1,7 +1,8 @@
-"""Makes a checked Program callable: by the C++ executor where it is built, else by the plain Python below, the readable reference.
+"""Interprets a checked Program in plain Python, step by step: the readable reference of what a Program means.
 
-Both resolve operators, load kernels and work out when each value dies beforehand; what they return only calls them. Neither checks
-inputs (the guard in front does) or does autograd: call the result under no_grad or below AOTAutograd.
+Operators are resolved, kernels made ready and the last use of each value worked out beforehand; a call only calls. How a kernel is
+launched is the caller's to say (`Launcher`). Inputs are not checked here, and there is no autograd: call the result under no_grad
+or below AOTAutograd.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1 import observe
-from torch_cudal1.program.as_eager import as_eager
+from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, used_values
-from torch_cudal1.program.compiled import NotCompiled, compile_program
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
-from torch_cudal1.program.once import computed_once
 
-__all__ = ["Launcher", "Runner", "interpret", "prepare", "skip_launch"]
+__all__ = ["Launcher", "Runner", "interpret", "interpret_steps", "refuse_launch", "skip_launch"]
 
 Runner: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
 Values: TypeAlias = list[Any]
@@ -27,32 +25,23 @@ Launcher: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], Callable[[V
 _Action: TypeAlias = Callable[[Values], None]
 
 
-def prepare(program: Program, device: torch.device) -> Runner:
-    """A callable from the Program's inputs to its outputs on `device`.
+def refuse_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
+    """The launcher of a Program that has no kernel. Raises ProgramError."""
+    raise ProgramError("launch", f"kernel {launch.symbol!r} in a Program that is interpreted without a launcher; pass `launcher`")
 
-    Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
+
+def interpret(program: Program, device: torch.device, *, launcher: Launcher = refuse_launch) -> Runner:
+    """A callable from the Program's inputs to its outputs on `device`, with the operators that are named.
+
+    `launcher` makes a launch step a callable, such as `executor.launch_through_driver`. Raises ProgramError if the Program breaks a
+    rule.
     """
     check_program(program)
-    program = computed_once(program, device, interpret)
-    compiled = compile_program(program, device)
-    if not isinstance(compiled, NotCompiled):
-        observe.count("programs_compiled")
-        runner: Runner = compiled
-        return runner
-    observe.record("program", "interpreted", reason=compiled.reason)
-    read = [*program.outputs, *(index for step in program.steps for index in used_values(step))]
-    return _prepare(program, as_eager(program.steps, read), device, _driver_launcher)
+    return interpret_steps(program, program.steps, device, launcher)
 
 
-def interpret(program: Program, device: torch.device, *, launcher: Launcher | None = None) -> Runner:
-    """The same in plain Python, with the operators that are named. `launcher` makes a launch step a callable; by default the CUDA
-    driver (`program.driver`).
-    """
-    check_program(program)
-    return _prepare(program, program.steps, device, launcher or _driver_launcher)
-
-
-def _prepare(program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher) -> Runner:
+def interpret_steps(program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher) -> Runner:
+    """The same for a checked Program with `steps` in the place of its own."""
     constants = [program.payloads[name].to(device) for name in program.constants]
     actions = [_action(step, program, device, launcher) for step in steps]
     dying = _dying_values(program)
@@ -76,12 +65,6 @@ def skip_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Ca
     return lambda values: None
 
 
-def _driver_launcher(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
-    from torch_cudal1.program.driver import prepare_launch  # needs libcuda: only where something is launched
-
-    return prepare_launch(cubin, launch, device)
-
-
 def _action(step: Step, program: Program, device: torch.device, launcher: Launcher) -> _Action:
     if isinstance(step, Aten):
         return _aten_action(step, device)
@@ -102,7 +85,7 @@ def _alloc_action(step: Alloc, device: torch.device) -> _Action:
 
 
 def _call_action(step: Call, device: torch.device, launcher: Launcher) -> _Action:
-    callee, args, outs = _prepare(step.program, step.program.steps, device, launcher), step.args, step.outs
+    callee, args, outs = interpret_steps(step.program, step.program.steps, device, launcher), step.args, step.outs
 
     def run(values: Values) -> None:
         for out, result in zip(outs, callee([values[index] for index in args]), strict=True):

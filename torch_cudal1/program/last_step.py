@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch_cudal1.program.check import used_values
 from torch_cudal1.program.memory import Makers, makes_memory, passes_on
 from torch_cudal1.program.model import Alloc, Launch, Program, renumbered_in_turn, step_outs
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["LEAST_BYTES", "Parted", "parted"]
 

@@ -15,7 +15,7 @@ from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import is_random
 from torch_cudal1.program.cudagraph import GraphedRunner, _Captured
 from torch_cudal1.program.model import Aten, Call, Program, Step, step_outs
-from torch_cudal1.program.operator import value_specs
+from torch_cudal1.program.value_specs import value_specs
 
 __all__ = ["RandomGraph", "refuse_host_numbers"]
 

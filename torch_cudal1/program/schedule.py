@@ -19,13 +19,15 @@ from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.program.aten import overload
 from torch_cudal1.program.check import check_program, is_random_program
 from torch_cudal1.program.cudagraph import GraphedRunner
-from torch_cudal1.program.execute import Runner, prepare
+from torch_cudal1.program.execute import Runner
+from torch_cudal1.program.executor import prepare
 from torch_cudal1.program.index_checks import cpu_index_checks
 from torch_cudal1.program.last_step import parted
 from torch_cudal1.program.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
-from torch_cudal1.program.operator import register, run_operator, value_specs
+from torch_cudal1.program.operator import register, run_operator
 from torch_cudal1.program.pages import in_huge_pages
 from torch_cudal1.program.random_graph import RandomGraph, refuse_host_numbers
+from torch_cudal1.program.value_specs import value_specs
 from torch_cudal1.stand_in import linkage_told
 
 __all__ = ["build", "to_fx"]

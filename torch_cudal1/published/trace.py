@@ -16,10 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from torch_cudal1 import guard
-from torch_cudal1.binding import captured_call
 from torch_cudal1.errors import NotLowerableError
 from torch_cudal1.flat import Flat, stand_in
 from torch_cudal1.graph.capture import Traced, trace
+from torch_cudal1.graph.captured import captured_call
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.judge.modules import CallForm, ModuleRunner, Way, unpack
 from torch_cudal1.program.model import Program

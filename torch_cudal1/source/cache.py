@@ -24,13 +24,7 @@ from torch_cudal1.errors import ProgramError
 from torch_cudal1.program.model import Program
 from torch_cudal1.records import Contract, Entry, Miss, Region, Target
 from torch_cudal1.source.alias_file import Alias, decode_alias, encode_alias, open_alias, sign_alias
-from torch_cudal1.source.entry_file import (
-    decode_entry,
-    decode_golden,
-    encode_entry,
-    open_entry,
-    sign_entry,
-)
+from torch_cudal1.source.entry_file import decode_entry, decode_golden, encode_entry, open_entry, sign_entry
 from torch_cudal1.source.resolve import Hit
 from torch_cudal1.source.signature import Signature, Signer
 from torch_cudal1.source.store import (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.program.operator import output_specs
+from torch_cudal1.program.value_specs import output_specs
 from torch_cudal1.records import Entry, Region
 from torch_cudal1.source.flashinfer import DTYPES, Axis, Definition, Evaluation, Shape, Solution, Trace, Workload
 

@@ -14,7 +14,8 @@ from typing import Any
 from torch_cudal1.training.checker import Checked
 from torch_cudal1.training.database import Database, Sample
 from torch_cudal1.training.measure import Remembered
-from torch_cudal1.training.records import Codec, Decoded, Evaluator, Measured, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.training.records import Codec, Evaluator, Undecodable
 
 __all__ = ["Appraiser", "Asked"]
 

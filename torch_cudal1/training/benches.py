@@ -28,12 +28,13 @@ from torch_cudal1.training.experiment import Bench
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.measure import JudgeEvaluator
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.naive import NaiveEvaluator
 from torch_cudal1.training.plan import Plan
-from torch_cudal1.training.records import Evaluator, Exemplar, Policy, TrainingTask
+from torch_cudal1.training.records import Evaluator, Exemplar, Policy
 from torch_cudal1.training.replay import ReplayEvaluator
-from torch_cudal1.training.reward import Rule
+from torch_cudal1.training.score import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
 from torch_cudal1.training.terms import Terms
 from torch_cudal1.training.text_codec import TextCodec

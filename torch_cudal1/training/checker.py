@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch_cudal1 import observe
+from torch_cudal1.judge.decide import surprising
 from torch_cudal1.judge.triage import findings
 from torch_cudal1.training.casebase import CaseBase
 from torch_cudal1.training.database import Sample
-from torch_cudal1.training.records import Decoded, Evaluator, Measured, TrainingTask
-from torch_cudal1.training.reward import surprising
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.training.records import Evaluator
 
 __all__ = ["Checked", "Checker", "Finding", "ModelChecker", "RuleChecker"]
 

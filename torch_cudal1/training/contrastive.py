@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torch_cudal1.training.measured import Measured
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of, turn
-from torch_cudal1.training.records import Measured
 from torch_cudal1.training.reward import RewardKind, reward_of
 from torch_cudal1.training.rl_native import Generation, GrpoConfig
 from torch_cudal1.training.selectors import Nothing, Selector, exemplars

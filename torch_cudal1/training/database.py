@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torch_cudal1.errors import SettingError
-from torch_cudal1.training.records import Measured
+from torch_cudal1.training.measured import Measured
 
 __all__ = ["Database", "Entry", "Sample", "View", "digest"]
 

@@ -22,7 +22,8 @@ from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import Database, Entry, View, digest
 from torch_cudal1.training.endpoint import Answer, NoAnswer
 from torch_cudal1.training.journal import Journal
-from torch_cudal1.training.records import Codec, Evaluator, Exemplar, Policy, TrainingTask
+from torch_cudal1.training.measured import TrainingTask
+from torch_cudal1.training.records import Codec, Evaluator, Exemplar, Policy
 from torch_cudal1.training.selectors import Buckets, Selector, exemplars
 
 __all__ = ["Budget", "Evolution", "Evolved", "LocalWriter", "Plan", "Spent", "Writer"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_cudal1.training.database import Database
+from torch_cudal1.training.measured import Measured, TrainingTask
 from torch_cudal1.training.model import Writer
 from torch_cudal1.training.plan import HeldOut
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of
-from torch_cudal1.training.records import Measured, TrainingTask
 from torch_cudal1.training.selectors import Nothing, Selector, exemplars
 
 __all__ = ["Exam", "best_curve", "best_curves", "examined", "held_out_test", "step_curve"]

@@ -23,10 +23,11 @@ from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database
 from torch_cudal1.training.exam import Exam, examined, held_out_test, step_curve
 from torch_cudal1.training.journal import Journal
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.model import Writer, create_tiny
 from torch_cudal1.training.plan import Arm, Plan
 from torch_cudal1.training.recorder import Chance, Recorder, Ruled
-from torch_cudal1.training.records import Evaluator, Policy, TrainingTask
+from torch_cudal1.training.records import Evaluator, Policy
 from torch_cudal1.training.rl_native import train
 from torch_cudal1.training.selectors import selector
 from torch_cudal1.training.stages import RowConfig, TeachingCodec, collect, collected, rows, selfsup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_cudal1.records import Check
-from torch_cudal1.training.records import Failure
+from torch_cudal1.training.measured import Failure
 
 __all__ = ["failure_of"]
 

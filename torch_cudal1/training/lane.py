@@ -27,6 +27,7 @@ from torch_cudal1.judge.baselines import Baselines, rank, seat_eager, slot_of
 from torch_cudal1.judge.brisk import CLOCKS, Ready, begun
 from torch_cudal1.judge.confirm import confirm
 from torch_cudal1.judge.contract import source_contract
+from torch_cudal1.judge.decide import Unstable
 from torch_cudal1.judge.detectors import Detector
 from torch_cudal1.judge.detectors.environment import env_diff, env_diff_calls
 from torch_cudal1.judge.detectors.modes import state_dict
@@ -45,9 +46,9 @@ from torch_cudal1.judge.validate import detectors_of, validate
 from torch_cudal1.records import Check
 from torch_cudal1.training.failures import failure_of
 from torch_cudal1.training.gate import Gate
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.processes import Processes
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
-from torch_cudal1.training.reward import Unstable, score_of
+from torch_cudal1.training.score import score_of
 from torch_cudal1.training.terms import Terms
 
 __all__ = ["Lane", "Lap", "NoMemory"]

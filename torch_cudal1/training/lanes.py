@@ -28,7 +28,7 @@ from torch_cudal1.errors import Cudal1Error, SandboxError
 from torch_cudal1.settings import set_environment
 from torch_cudal1.training import mps
 from torch_cudal1.training.lane import Lane, Lap, NoMemory
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
 
 __all__ = ["Lanes", "Question", "fitting"]

@@ -17,7 +17,7 @@ from torch_cudal1.errors import Cudal1Error
 from torch_cudal1.judge.decide import conservative
 from torch_cudal1.training.lane import Lane, Lap
 from torch_cudal1.training.lanes import Lanes, Question
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.terms import Terms
 
 __all__ = ["JudgeEvaluator", "Known", "Remembered"]

@@ -18,8 +18,8 @@ from torch_cudal1.judge.limits import limits_for
 from torch_cudal1.judge.nursery import Nursery
 from torch_cudal1.judge.profiles import BUCKETS
 from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.training.records import Decoded, Failure, Measured, TrainingTask
-from torch_cudal1.training.reward import score_of
+from torch_cudal1.training.measured import Decoded, Failure, Measured, TrainingTask
+from torch_cudal1.training.score import score_of
 from torch_cudal1.training.terms import Terms
 
 __all__ = ["NaiveEvaluator"]

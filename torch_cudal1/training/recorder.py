@@ -17,8 +17,9 @@ import torch
 from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import View, digest
 from torch_cudal1.training.journal import Journal
+from torch_cudal1.training.measured import Measured, TrainingTask
 from torch_cudal1.training.model import Rollout, Writer
-from torch_cudal1.training.records import Exemplar, Measured, Policy, TrainingTask
+from torch_cudal1.training.records import Exemplar, Policy
 
 __all__ = ["Chance", "Recorder", "Ruled", "Sampled", "Shown", "facts_of", "turn"]
 

@@ -7,28 +7,12 @@ kernel-schedule language (codec `ksl`). Below the codec everything is source tex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["Codec", "Decoded", "Evaluator", "Exemplar", "Failure", "Measured", "Outcome", "Policy", "TrainingTask", "Undecodable"]
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 
-Failure: TypeAlias = Literal["undecodable", "compile", "run", "wrong", "hack", "unstable"]
-Outcome: TypeAlias = Literal["ok"] | Failure
-
-
-@dataclass(frozen=True)
-class TrainingTask:
-    """One thing to make faster.
-
-    `reference`: source of a KernelBench-style module (Model, get_inputs, get_init_inputs). `family`: what held-out families are
-    held out by. `shape`: the numbers that distinguish tasks of one family, () where there is one.
-    """
-
-    id: str
-    reference: str
-    family: str = ""
-    shape: tuple[int, ...] = ()
-    dtype: str = "float32"
+__all__ = ["Codec", "Evaluator", "Exemplar", "Policy", "Undecodable"]
 
 
 @dataclass(frozen=True)
@@ -37,37 +21,6 @@ class Exemplar:
 
     program: str
     score: float
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What became of one program of one task. Failures have no score: nobody can average one by mistake.
-
-    `score`: the reward's speed-up (median of bucket means, rounded towards 1), only where `outcome` is "ok".
-    `buckets`: the bucket means behind it. `detail`: the failed check and its words, "" on success.
-    """
-
-    task: str
-    program: str
-    outcome: Outcome
-    score: float | None = None
-    detail: str = ""
-    buckets: tuple[float, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        if (self.outcome == "ok") != (self.score is not None):
-            raise ValueError(f"expected a score exactly where the outcome is 'ok', got {self.outcome!r} with score {self.score!r}")
-        if self.score is not None and not 0 < self.score < float("inf"):
-            raise ValueError(f"expected a finite speed-up above 0, got {self.score!r}")
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A completion that a codec understood: the program in canonical form, and the source of a module with `ModelNew`."""
-
-    program: str
-    source: str
-    analysis: str = ""
 
 
 @dataclass(frozen=True)

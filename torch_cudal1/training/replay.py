@@ -20,7 +20,7 @@ from torch_cudal1.judge.profiles import BUCKETS
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.tasks import Split, load_split
 
 __all__ = ["ReplayEvaluator", "Unmeasured"]

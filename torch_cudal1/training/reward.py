@@ -8,38 +8,15 @@ A failure has no score: here, and only here, it becomes a number.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from torch_cudal1.judge.decide import Unstable, conservative, paper_score, surprising
-from torch_cudal1.judge.profiles import BUCKETS
-from torch_cudal1.training.records import Measured
+from torch_cudal1.training.measured import Measured
 
-__all__ = ["RewardKind", "Rule", "Unstable", "bucket_means", "conservative", "reward_of", "score_of", "surprising"]
+__all__ = ["RewardKind", "reward_of"]
 
-Rule: TypeAlias = Literal["cudal1", "strict"]
 RewardKind: TypeAlias = Literal["speedup", "log", "milestone"]
 _FASTER, _MUCH_FASTER = 1.05, 2.0
 _LOG_FAILURE = -1.0  # below every program that is right and not 2.7 times slower
-
-
-def bucket_means(ratios: Sequence[float]) -> tuple[float, ...]:
-    """Means of seven consecutive blocks of single-run speed-ups; what is left over at the end is not used.
-
-    Raises ValueError for fewer than seven.
-    """
-    size = len(ratios) // BUCKETS
-    if not size:
-        raise ValueError(f"expected at least {BUCKETS} runs, one a bucket, got {len(ratios)}")
-    return tuple(statistics.fmean(ratios[start : start + size]) for start in range(0, size * BUCKETS, size))
-
-
-def score_of(means: Sequence[float], rule: Rule) -> float | Unstable:
-    """The score of seven bucket means. `cudal1`: the paper's absolute variance; `strict`: the variance of their logarithms."""
-    if len(means) != BUCKETS or not all(0 < mean < math.inf for mean in means):
-        raise ValueError(f"expected {BUCKETS} finite speed-ups above 0, got {list(means)}")
-    return paper_score(means, relative=rule == "strict")
 
 
 def reward_of(measured: Measured, kind: RewardKind = "speedup") -> float:

@@ -24,8 +24,8 @@ from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.database import Database, Sample, digest
 from torch_cudal1.training.extras import needed
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.recorder import facts_of
-from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import reward_of
 from torch_cudal1.training.rl_native import GrpoConfig
 from torch_cudal1.training.selectors import exemplars

@@ -27,10 +27,10 @@ from torch_cudal1.training.exam import Exam, examined, step_curve
 from torch_cudal1.training.experiment import Bench
 from torch_cudal1.training.extras import needed
 from torch_cudal1.training.journal import Journal
+from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.plan import built
 from torch_cudal1.training.recorder import Recorder
-from torch_cudal1.training.records import TrainingTask
 from torch_cudal1.training.reward import RewardKind
 from torch_cudal1.training.rl_native import GrpoConfig, train
 from torch_cudal1.training.rl_trl import TrlConfig, train_by_trl

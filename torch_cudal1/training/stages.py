@@ -19,9 +19,10 @@ from typing import Protocol
 from torch_cudal1.errors import Cudal1Error, TargetError
 from torch_cudal1.training.appraise import Appraiser, Asked
 from torch_cudal1.training.database import Database
+from torch_cudal1.training.measured import Measured, TrainingTask
 from torch_cudal1.training.model import Writer, recovered, replaced
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of
-from torch_cudal1.training.records import Codec, Exemplar, Measured, Policy, TrainingTask
+from torch_cudal1.training.records import Codec, Exemplar, Policy
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 
 __all__ = ["CollectConfig", "RowConfig", "SelfsupConfig", "TeachingCodec", "collect", "collected", "rows", "selfsup"]

@@ -12,7 +12,7 @@ from torch_cudal1.judge.limits import Trust
 from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
-from torch_cudal1.training.reward import Rule
+from torch_cudal1.training.score import Rule
 
 __all__ = ["Terms"]
 

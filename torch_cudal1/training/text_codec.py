@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.training.records import Decoded, Exemplar, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, TrainingTask
+from torch_cudal1.training.records import Exemplar, Undecodable
 
 __all__ = ["VERSION", "TextCodec"]
 

@@ -11,7 +11,18 @@ from typing import Literal, TypeAlias
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, is_tensor, not_finite, replace, shape, strides
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    calls,
+    dtype,
+    is_op,
+    is_tensor,
+    not_finite,
+    replace,
+    shape,
+    strides,
+)
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["MIN_SIZE", "TRIANGULAR_RULES"]

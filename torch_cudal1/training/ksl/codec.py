@@ -12,7 +12,8 @@ from torch_cudal1.training.ksl.grammar import Device, Program, parse
 from torch_cudal1.training.ksl.ops import facts_of
 from torch_cudal1.training.ksl.sentence import EOS, SPECIAL, prompt_of, vocabulary
 from torch_cudal1.training.ksl.spaces import SPACES, space, templates_of
-from torch_cudal1.training.records import Decoded, Exemplar, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, TrainingTask
+from torch_cudal1.training.records import Exemplar, Undecodable
 
 __all__ = ["KslCodec"]
 

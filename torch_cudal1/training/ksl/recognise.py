@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch_cudal1.training.ksl.ops import DIMS, OPS, Op
-from torch_cudal1.training.records import TrainingTask
+from torch_cudal1.training.measured import TrainingTask
 
 __all__ = ["Recognised", "recognise", "recognise_all"]
 

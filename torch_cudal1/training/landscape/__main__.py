@@ -37,8 +37,8 @@ from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, compl
 from torch_cudal1.training.landscape.trusting import Trusting
 from torch_cudal1.training.lanes import fitting
 from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.records import TrainingTask
-from torch_cudal1.training.reward import Rule
+from torch_cudal1.training.measured import TrainingTask
+from torch_cudal1.training.score import Rule
 from torch_cudal1.training.tasks import Split, load_split
 from torch_cudal1.training.terms import Terms
 from torch_cudal1.version import __version__

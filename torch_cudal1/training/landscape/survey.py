@@ -20,7 +20,8 @@ from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.packed import LandscapeError
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.records import Decoded, Measured, TrainingTask, Undecodable
+from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.training.records import Undecodable
 
 __all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"]
 

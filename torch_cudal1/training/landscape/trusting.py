@@ -20,7 +20,7 @@ from torch_cudal1.judge.sandbox import CandidateFailure, Child
 from torch_cudal1.records import Contract
 from torch_cudal1.settings import Settings
 from torch_cudal1.training.gate import Gate
-from torch_cudal1.training.records import Decoded, TrainingTask
+from torch_cudal1.training.measured import Decoded, TrainingTask
 
 __all__ = ["Trusting"]
 

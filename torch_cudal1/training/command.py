@@ -27,10 +27,10 @@ from torch_cudal1.training.demo import DEMO
 from torch_cudal1.training.extras import quiet
 from torch_cudal1.training.plan import Plan, read_plan
 from torch_cudal1.training.redteam import red_team
-from torch_cudal1.training.reward import Rule
 from torch_cudal1.training.running import Run, results_of, run_here
 from torch_cudal1.training.running import run as run_plan
 from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin, read_config, stage_of
+from torch_cudal1.training.score import Rule
 from torch_cudal1.view import text
 from torch_cudal1.view.article import Section, Table, article
 from torch_cudal1.view.terminal import Screen

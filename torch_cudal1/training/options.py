@@ -1,11 +1,13 @@
-"""The arguments of `cudal1 train`, apart from its work: this imports nothing but argparse."""
+"""The command `cudal1 train` as the command line finds it, by an entry point; its work is in `training.command`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-__all__ = ["add"]
+from torch_cudal1.commands.command import Command
+
+__all__ = ["COMMAND", "add"]
 
 _ACTIONS = ("collect", "sft", "selfsup", "rl", "demo", "report", "experiment")
 
@@ -45,3 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--budget-s", dest="total_s", type=float, metavar="S", help="end after so many seconds; the same command goes on"
     )
+
+
+COMMAND = Command(
+    "train", "torch_cudal1.training.command", "run", "teach a model to write kernels, in stages; needs the extra train", (add,)
+)
