@@ -2,7 +2,7 @@
 
 Needs torch and a C++ compiler in the environment that builds: `pip install --no-build-isolation .` (with build isolation torch is
 absent, and the package is pure Python). `CUDAL1_NO_EXTENSION=1` skips it. Whatever goes wrong, the install succeeds: the reason is
-printed, and written to `torch_cudal1/_native_build.txt`, which `torch_cudal1.native.status()` quotes.
+printed, and written to `torch_cudal1/_native_build.txt`, which `torch_cudal1.core.native.status()` quotes.
 """
 
 from __future__ import annotations

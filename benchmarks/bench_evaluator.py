@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge.limits import Trust
-from torch_cudal1.machine import contract_for
-from torch_cudal1.settings import Settings
-from torch_cudal1.training.lanes import fitting
-from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.terms import Terms
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.machine import contract_for
+from torch_cudal1.judge.pool.lanes import fitting
+from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["Run", "main", "measured", "programs"]
 

@@ -26,17 +26,17 @@ from benchmarks import report
 from benchmarks.compare import Comparison, Reference, compare, reference
 from benchmarks.family_cases import CASES, Case
 from benchmarks.timing import Run, sample
-from torch_cudal1.errors import Cudal1Error, NotLowerableError
+from torch_cudal1.core.errors import Cudal1Error, NotLowerableError
 from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
-from torch_cudal1.graph.partition import Partition, partition, splice
-from torch_cudal1.judge.oracle import Infeasible, exact_outputs
-from torch_cudal1.judge.timing import device_time_us
+from torch_cudal1.graph.fusion.partition import Partition, partition, splice
+from torch_cudal1.ir.execute import Runner
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.judge.benchmark.timing import device_time_us
+from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.trace import trace
-from torch_cudal1.program.execute import Runner
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Program
-from torch_cudal1.program.value_specs import value_specs
+from torch_cudal1.kernels.expr.trace import trace
+from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["Options", "Subject", "line", "main", "measured", "subject_of"]
 

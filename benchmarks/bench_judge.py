@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 from benchmarks.report import document, environment, save
-from torch_cudal1 import observe
-from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.ir.records import Candidate, Contract
 from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
-from torch_cudal1.judge.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.profiles import TIMING_PLANS, TimingProfile
-from torch_cudal1.records import Candidate, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
 
 __all__ = ["GOAL_S", "LAYERS", "SOURCES", "Layer", "Row", "Source", "main", "of_programs", "of_sources"]
 

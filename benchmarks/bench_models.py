@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
 from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
-from torch_cudal1.observe import Event
+from torch_cudal1.core.observe import Event
 
 __all__ = ["among", "contenders", "kill_group", "main", "run_model"]
 
@@ -78,7 +78,7 @@ def _backend() -> Any:
     """The registered name, or, in a checkout that is not installed, the backend itself."""
     if "cudal1" in torch._dynamo.list_backends():
         return "cudal1"
-    from torch_cudal1.backend import cudal1
+    from torch_cudal1.api.backend import cudal1
 
     return cudal1
 
@@ -126,7 +126,7 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
         return start(case, contender, refs)
     import cudal1
     from benchmarks.decisions import decisions, explained
-    from torch_cudal1 import observe
+    from torch_cudal1.core import observe
 
     observe.reset()
     result = start(case, contender, refs)

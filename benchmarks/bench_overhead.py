@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from benchmarks import bound, models, report
-from torch_cudal1 import native
-from torch_cudal1.program.executor import prepare
+from torch_cudal1.core import native
+from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["Row", "main", "measure"]
 

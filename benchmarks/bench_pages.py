@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from benchmarks.report import document, environment, save
-from torch_cudal1.judge.measure import sample_pairs
-from torch_cudal1.judge.statistics import summarise
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.judge.benchmark.measure import sample_pairs
+from torch_cudal1.judge.benchmark.statistics import summarise
+from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["main", "measured"]
 

@@ -36,8 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_cudal1
 from benchmarks import report
-from torch_cudal1 import observe
-from torch_cudal1.backend import cudal1
+from torch_cudal1.api.backend import cudal1
+from torch_cudal1.core import observe
 
 __all__ = ["Scene", "main", "verdict"]
 

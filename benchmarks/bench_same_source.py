@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.bench_judge import SOURCES, Source
 from benchmarks.report import document, environment, save
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge.court_pair import PairCourt, PairJob
-from torch_cudal1.records import Accepted, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Accepted, Contract
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
 
 __all__ = ["Row", "main", "of_source"]
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import document, environment, save
-from torch_cudal1.training.comparison import (
+from torch_cudal1.cli.view import plots
+from torch_cudal1.training.experiments.comparison import (
     Comparison,
     ceilings,
     comparisons,
@@ -27,11 +28,10 @@ from torch_cudal1.training.comparison import (
     stage_tables,
     summaries,
 )
-from torch_cudal1.training.demo import DEMO
-from torch_cudal1.training.exam import best_curves
-from torch_cudal1.training.plan import ARMS, Plan, read_plan
-from torch_cudal1.training.statistics import Difference
-from torch_cudal1.view import plots
+from torch_cudal1.training.experiments.demo import DEMO
+from torch_cudal1.training.experiments.exam import best_curves
+from torch_cudal1.training.experiments.plan import ARMS, Plan, read_plan
+from torch_cudal1.training.experiments.statistics import Difference
 
 __all__ = ["found", "main", "rows_of"]
 

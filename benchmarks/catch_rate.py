@@ -28,14 +28,14 @@ import torch
 from benchmarks.report import environment, load, save
 from tests.adversarial.case import CaseFile, case_files
 from tests.adversarial.nursery import forked_children
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract, Verdict
 from torch_cudal1.judge import Job, check
-from torch_cudal1.judge.channel import load_tensors
-from torch_cudal1.judge.contract import contract
-from torch_cudal1.judge.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.profiles import TIMING_PLANS
-from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
-from torch_cudal1.records import Contract, Verdict
-from torch_cudal1.settings import Settings
+from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.wire.channel import load_tensors
 
 __all__ = ["SIDES", "TOLERANCES", "kernelbench", "main", "table"]
 

@@ -16,8 +16,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torch_cudal1.judge.compare import sampling_spread
-from torch_cudal1.judge.spread import spread_of
+from torch_cudal1.judge.reference.compare import sampling_spread
+from torch_cudal1.judge.reference.spread import spread_of
 
 __all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_cudal1 import observe
-from torch_cudal1.explanation import Explanation, plain
+from torch_cudal1.core import observe
+from torch_cudal1.core.explanation import Explanation, plain
 
 __all__ = ["decisions", "explained"]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torch_cudal1.special import log_bessel_i, log_bessel_k
+from torch_cudal1.api.special import log_bessel_i, log_bessel_k
 
 __all__ = ["CASES", "Case", "Of", "chunked_scan", "rotary"]
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from torch_cudal1.judge.gpu_state import gpu_state
-from torch_cudal1.judge.measure import Local, Measurement, Pairs, measure
-from torch_cudal1.judge.profiles import TIMING_PLANS, TimingPlan
-from torch_cudal1.judge.timing import L2, Batch, Warm, temperatures
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.gpu_state import gpu_state
+from torch_cudal1.judge.benchmark.measure import Local, Measurement, Pairs, measure
+from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm, temperatures
+from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
 
 __all__ = ["Kernel", "Row", "kernels", "main", "run", "summary"]
 

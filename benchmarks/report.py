@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.runner import Row
-from torch_cudal1.version import __version__
+from torch_cudal1.core.version import __version__
 
 __all__ = ["SCHEMA", "SLOWER", "document", "environment", "load", "rows_as_json", "save", "summarise", "table"]
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from torch_cudal1.records import Entry
-from torch_cudal1.source.cache import LocalCache
-from torch_cudal1.source.inventory import Held, take_inventory
-from torch_cudal1.source.store import NotStored, write_file
+from torch_cudal1.ir.records import Entry
+from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.inventory import Held, take_inventory
+from torch_cudal1.store.cache.store import NotStored, write_file
 
 __all__ = ["LIMIT_BYTES", "main", "ship"]
 

@@ -39,7 +39,7 @@ def _accelerate() -> Start:
 
 
 def _backend() -> Start:
-    from torch_cudal1.backend import cudal1  # what the registered name loads; a checkout need not be installed
+    from torch_cudal1.api.backend import cudal1  # what the registered name loads; a checkout need not be installed
 
     return lambda module, inputs, options: torch.compile(module, backend=cudal1, options=dict(options))
 

@@ -1,4 +1,4 @@
-"""How the suite times: the package's one timing implementation, and nothing beside it (`torch_cudal1.judge.timing`).
+"""How the suite times: the package's one timing implementation, and nothing beside it (`torch_cudal1.judge.benchmark.timing`).
 
 A sample is wall time of whole calls, host work included, each call synchronised, the L2 cache flushed before it. This file only
 collects samples of several contenders in interleaved rounds and pairs them up; it knows nothing of models or of correctness.
@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import torch
 
-from torch_cudal1.judge.statistics import summarise
-from torch_cudal1.judge.timing import interleave
+from torch_cudal1.judge.benchmark.statistics import summarise
+from torch_cudal1.judge.benchmark.timing import interleave
 
 __all__ = ["Samples", "sample"]
 

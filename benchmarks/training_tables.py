@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_cudal1.judge.pool.measured import Outcome
 from torch_cudal1.training.landscape.packed import read
 from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.measured import Outcome
 from torch_cudal1.training.tasks import load_split
 
 __all__ = ["evaluated", "experiment", "landscapes"]

@@ -2,7 +2,7 @@
 //
 // fast(args, kwargs) describes the call (signature.h), looks whether the global switches and the module are as they were when it was
 // bound, runs the plan and returns the module's result; or MISS, and the caller goes the slow way, which knows every case. The
-// checks are those of torch_cudal1/module.py and guard.py; where this one is stricter, it misses. A runner that fails is a MISS too,
+// checks are those of torch_cudal1/api/module.py and guard.py; where this one is stricter, it misses. A runner that fails is a MISS too,
 // and its binding is forgotten: the slow way runs it again, and tells and contains the failure.
 
 #include "fast.h"
@@ -35,7 +35,7 @@ namespace {
 
 PyObject* miss = nullptr;
 
-struct Switches {  // torch_cudal1.guard.call_state, without the default device: that is a function mode, and a mode is a miss
+struct Switches {  // torch_cudal1.runtime.guard.call_state, without the default device: that is a function mode, and a mode is a miss
   bool grad, deterministic, cpu_autocast, cuda_autocast;
   at::ScalarType cpu_dtype, cuda_dtype;
   caffe2::TypeMeta dtype;
@@ -99,7 +99,7 @@ struct FastPath {
 
 PyObject *depth_name, *level_name, *compiling_name;
 
-// Whether something records or transforms what happens inside a call: torch_cudal1.guard.tracing_reason, and the kill switch.
+// Whether something records or transforms what happens inside a call: torch_cudal1.runtime.guard.tracing_reason, and the kill switch.
 bool is_watched(const FastPath* self) {
   if (at::impl::PythonTorchFunctionTLS::stack_len() != 0 || c10::impl::TorchDispatchModeTLS::stack_len() != 0) return true;
   if (at::tracer::impl::is_dispatch_enabled()) return true;  // torch.jit.trace

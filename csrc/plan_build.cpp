@@ -1,4 +1,4 @@
-// Builds a Plan from the plain tuples that torch_cudal1/program/compiled.py writes.
+// Builds a Plan from the plain tuples that torch_cudal1/runtime/compiled.py writes.
 //
 // Arguments are converted by the very function that a call from Python would use, once instead of at every call. What a plan cannot
 // hold raises NotImplementedError with its reason, and the Python executor runs the Program.

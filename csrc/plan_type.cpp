@@ -70,7 +70,7 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t flags, PyObjec
 PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   if (PyTuple_GET_SIZE(args) != 9 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0)) {
-    PyErr_SetString(PyExc_TypeError, "expected the nine arguments that torch_cudal1.program.compiled makes");
+    PyErr_SetString(PyExc_TypeError, "expected the nine arguments that torch_cudal1.runtime.compiled makes");
     return nullptr;
   }
   THPObjectPtr self(type->tp_alloc(type, 0));

@@ -1,4 +1,4 @@
-// signature(args, kwargs): the arguments of a call described in bytes, equal exactly where python_signature in torch_cudal1/guard.py
+// signature(args, kwargs): the arguments of a call described in bytes, equal exactly where python_signature in torch_cudal1/runtime/guard.py
 // is equal; None where one plan cannot serve. Exact types only, so that no code of the user's runs. The bytes mean nothing outside
 // this process: they are compared and hashed, never stored.
 

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.program.executors import assert_same, drawn, outcome
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge.subject import _on_host
-from torch_cudal1.program.check import check_program
-from torch_cudal1.program.compiled import NotCompiled, compile_program
-from torch_cudal1.program.execute import interpret
-from torch_cudal1.program.executor import launch_through_driver
-from torch_cudal1.program.model import Program
-from torch_cudal1.program.value_specs import value_specs
+from tests.runtime.executors import assert_same, drawn, outcome
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.execute import interpret
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.judge.reference.subject import _on_host
+from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+from torch_cudal1.runtime.executor import launch_through_driver
 
 _MOST_BYTES = 1 << 28
 _made: list[Program] = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.entries import Runs, count_runs
-from torch_cudal1 import observe
+from torch_cudal1.core import observe
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,16 +16,16 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.binding import make_known
+from torch_cudal1.api.binding import make_known
+from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
-from torch_cudal1.pipeline import Choice, end_to_end_name
-from torch_cudal1.place import place_for
-from torch_cudal1.program.model import Aten, Program, Value
-from torch_cudal1.records import Candidate, Entry, Region
-from torch_cudal1.settings import Settings
+from torch_cudal1.ir.model import Aten, Program, Value
+from torch_cudal1.ir.records import Candidate, Entry, Region
+from torch_cudal1.search.pipeline import Choice, end_to_end_name
+from torch_cudal1.store.place import place_for
 
 Change = Callable[[Program], Program]
 

@@ -23,10 +23,10 @@ from tests.entries import Runs, plant_regions
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.judge.inputs import make_inputs
-from torch_cudal1.judge.oracle import Infeasible, exact_outputs
-from torch_cudal1.judge.subject import RegionSubject
-from torch_cudal1.records import Contract, Region
+from torch_cudal1.ir.records import Contract, Region
+from torch_cudal1.judge.reference.inputs import make_inputs
+from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.subject import RegionSubject
 
 CPU = torch.device("cpu")
 TRAINED = (

@@ -20,14 +20,14 @@ from torch import nn
 import torch_cudal1
 from tests.entries import entry_for, plant, shifted
 from tests.signing import allow, make_signer
-from torch_cudal1 import observe
+from torch_cudal1.core import observe
+from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.place import place_for
-from torch_cudal1.program.model import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
-from torch_cudal1.records import Candidate
-from torch_cudal1.settings import Settings
-from torch_cudal1.source.cache import LocalCache, entry_path
-from torch_cudal1.source.entry_file import encode_entry
+from torch_cudal1.ir.model import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
+from torch_cudal1.ir.records import Candidate
+from torch_cudal1.store.cache.cache import LocalCache, entry_path
+from torch_cudal1.store.cache.entry_file import encode_entry
+from torch_cudal1.store.place import place_for
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -200,7 +200,7 @@ def test_a_cache_folder_that_cannot_exist_costs_the_memory_of_the_search_only(ki
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
     folder = {"a file": "file", "below a file": "file/cache", "a dangling link": "link"}[kind]
-    monkeypatch.setattr("torch_cudal1.pipeline.tune", instant_search)
+    monkeypatch.setattr("torch_cudal1.search.pipeline.tune", instant_search)
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path / folder, on_miss=on_miss, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
     assert (tmp_path / "file").read_text() == "mine"
@@ -213,7 +213,7 @@ def instant_search(region, place, **_):
 
 
 def test_a_search_result_that_cannot_be_stored_is_told(x, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch_cudal1.pipeline.tune", instant_search)
+    monkeypatch.setattr("torch_cudal1.search.pipeline.tune", instant_search)
     (tmp_path / "file").write_text("mine")
     torch_cudal1.accelerate(nn.ReLU(), x, cache_dir=tmp_path / "file", on_miss="tune", strictness="error")
     assert observe.report().counters["resolve.not_stored"] == 1

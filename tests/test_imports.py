@@ -11,128 +11,61 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "torch_cudal1"
 
-# Each layer may import itself and the layers it names. Folders are one unit; single files are units by their own name.
-GROUND = (
-    "collector",
-    "errors",
-    "records",
-    "settings",
-    "observe",
-    "native",
-    "guard",
-    "switch",
-    "machine",
-    "explanation",
-    "kernelbench",
-    "version",
-    "stand_in",
-    "program",
-)
-FLOW = (*GROUND, "kernels", "graph", "source", "judge", "admission", "pipeline")
+# Each room may import itself and the rooms named here, without exceptions; the `__init__` and `__main__` of the package, all.
 MAY_IMPORT = {
-    "version": (),
-    "collector": (),
-    "errors": (),
-    "settings": ("errors",),
-    "observe": (),
-    "switch": (),
-    "explanation": (),
-    "kernelbench": (),
-    "native": ("errors", "version"),
-    "watched": (),
-    "watch": ("watched",),
-    "guard": ("errors", "native", "watch", "watched"),
-    "double_backward": ("flat", "guard"),
-    "flat": ("errors",),
-    "fast": ("native", "switch"),
-    "program": ("collector", "errors", "native", "observe", "records", "stand_in"),
-    "records": ("program",),
-    "special": ("program",),
-    "machine": ("records", "settings", "version"),
-    "kernels": GROUND,
-    "graph": (*GROUND, "kernels", "watch", "watched"),
-    "source": (*GROUND, "kernels"),
-    "confine": (),  # run by a launcher that must start fast and without torch
-    "judge": (*GROUND, "kernels", "confine"),
-    "place": (*GROUND, "source"),
-    "admission": (*GROUND, "source", "judge", "place"),
-    "island_race": (*GROUND, "kernels", "judge", "source", "place"),
-    "built": (*GROUND, "kernels", "source", "judge", "place"),
-    "learned": (*GROUND, "kernels", "source"),
-    "generations": (*GROUND, "kernels", "learned"),
-    "island_kernels": (
-        *GROUND,
-        "kernels",
-        "graph",
-        "source",
-        "judge",
-        "admission",
-        "place",
-        "built",
-        "learned",
-        "generations",
-        "island_race",
-    ),
-    "roof": (*GROUND, "graph", "judge"),
-    "search": (*GROUND, "kernels", "graph", "source", "judge", "place", "island_kernels"),
-    "pipeline": (*FLOW, "place", "roof", "search"),
-    "reporting": (*FLOW, "place"),
-    "shadow": (*FLOW, "place"),
-    "rank_line": (),
-    "ranks": (*FLOW, "place", "rank_line"),
-    "forms": (),
-    "recording": (*FLOW, "forms"),
-    "recorded": (*FLOW, "forms", "recording", "targets"),
-    "stand_in": ("settings",),
-    "compiled_ahead": (*GROUND, "source", "place"),
-    "binding": (
-        *(*FLOW, "place", "compiled_ahead", "double_backward", "fast", "flat", "gate", "pieces", "shadow", "ranks", "trial_step"),
-        *("watch", "watched"),
-    ),
-    "pieces": (*FLOW, "backend", "double_backward", "trial_step", "watched"),
-    "gate": (*GROUND, "graph", "judge", "place", "trial_step"),
-    "trial_step": (),
-    "in_place": (*GROUND, "graph", "judge", "flat", "trial_step"),
-    "recurrent_frames": ("program",),
-    "backend": (*FLOW, "place", "shadow", "ranks", "recording", "recurrent_frames", "in_place", "trial_step"),
-    "module": (*FLOW, "place", "binding", "pieces", "fast", "recording", "reporting"),
-    "planning": (*FLOW, "place", "binding"),
-    "published": (*FLOW, "flat", "place", "binding"),
-    "targets": GROUND,
-    "warm_up": (*FLOW, "place", "binding", "module", "recorded", "targets", "reporting", "trial_step"),
-    "hardware": GROUND,
-    "fleet": (*GROUND, "source", "recorded", "targets", "warm_up"),
-    "view": GROUND,
-    "training": (*FLOW, "confine", "place", "targets", "view", "published", "learned"),
+    "core": (),
+    "ir": ("core",),
+    "device": ("core", "ir"),
+    "runtime": ("core", "ir", "device"),
+    "kernels": ("core", "ir", "device"),
+    "graph": ("core", "ir", "device", "runtime", "kernels"),
+    "store": ("core", "ir", "device"),
+    "judge": ("core", "ir", "device", "runtime", "kernels"),
+    "search": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge"),
+    "ingest": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search"),
+    "api": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search"),
+    "cli": ("core", "ir", "device", "runtime", "kernels", "graph", "store", "judge", "search", "ingest", "api"),
 }
-TOP = ("__init__", "__main__", "commands")  # may import everything
+MAY_IMPORT["training"] = tuple(MAY_IMPORT)
+CONFINE = "torch_cudal1.judge.sandbox.confine"  # run by a launcher that must start fast and without torch
 
 
-def unit_of(path: Path) -> str:
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
-
-
-def imported_units(path: Path) -> set[str]:
-    """Units of this package that a file imports anywhere in it, deferred imports included."""
-    found = set()
+def find_imported_modules(path: Path) -> set[str]:
+    """Dotted names of what a file imports from this package, anywhere in it, deferred imports included."""
+    imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch_cudal1":
-            parts = node.module.split(".")[1:]
-            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("torch_cudal1.")}
-    return found
+            imported |= {alias.name for alias in node.names if alias.name.startswith("torch_cudal1.")}
+    return imported
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_file_imports_only_from_the_layers_below_it(path):
-    unit = unit_of(path)
-    if unit in TOP:
-        return
-    assert unit in MAY_IMPORT, f"{path.name}: give it a place in MAY_IMPORT"
-    wrong = imported_units(path) - set(MAY_IMPORT[unit]) - {unit}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
+
+
+def test_every_folder_of_the_package_is_a_room():
+    assert {path.relative_to(PACKAGE).parts[0] for path in FILES} == set(MAY_IMPORT)
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_imports_only_from_the_rooms_below_it(path):
+    room = path.relative_to(PACKAGE).parts[0]
+    wrong = {name for name in find_imported_modules(path) if name.split(".")[1] not in (room, *MAY_IMPORT[room])}
     assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE.glob("judge/sandbox/confine/*.py")], ids=lambda path: path.name)
+def test_the_launcher_imports_nothing_but_itself(path):
+    assert all(name.startswith(CONFINE) for name in find_imported_modules(path))
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_every_room_says_what_it_owns_and_what_it_may_import(room):
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert docstring
+    assert "mport" in docstring
 
 
 def test_only_settings_reads_the_environment():
@@ -158,7 +91,7 @@ assert not heavy, heavy
 def test_the_backend_module_loads_without_inductor_or_triton():
     code = """
 import sys
-import torch_cudal1.backend
+import torch_cudal1.api.backend
 heavy = [name for name in ("triton", "torch._inductor.compile_fx") if name in sys.modules]
 assert not heavy, heavy
 """
@@ -170,9 +103,9 @@ def test_a_warm_look_up_needs_neither_judge_nor_kernels():
     code = """
 import sys
 import torch
-import torch_cudal1.backend, torch_cudal1.ranks
-from torch_cudal1.place import place_for
-from torch_cudal1.settings import Settings
+import torch_cudal1.api.backend, torch_cudal1.api.ranks.ranks
+from torch_cudal1.store.place import place_for
+from torch_cudal1.core.settings import Settings
 place_for(torch.device("cpu"), Settings()).alias("ab" * 32)
 heavy = ("torch_cudal1.judge", "torch_cudal1.kernels", "huggingface_hub", "cryptography")
 loaded = [name for name in sys.modules if name.startswith(heavy)]
@@ -185,9 +118,9 @@ assert not loaded, loaded
 def test_binding_what_is_decided_loads_no_search():
     code = """
 import sys
-import torch_cudal1.module
-searching = ("torch_cudal1.search", "torch_cudal1.kernels", "torch_cudal1.graph.rewrite", "torch_cudal1.graph.propose",
-    "torch_cudal1.judge.court", "torch_cudal1.judge.detectors")
+import torch_cudal1.api.module
+searching = ("torch_cudal1.search.search", "torch_cudal1.kernels", "torch_cudal1.graph.rewrite", "torch_cudal1.graph.propose",
+    "torch_cudal1.judge.evaluate.court", "torch_cudal1.judge.checks")
 loaded = [name for name in sys.modules if name.startswith(searching)]
 assert not loaded, loaded
 """

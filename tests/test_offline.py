@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from tests.entries import plant
-from torch_cudal1 import targets
-from torch_cudal1.place import cache_for
-from torch_cudal1.settings import PREFIX, Settings
-from torch_cudal1.source.bundle import write_bundle
-from torch_cudal1.source.inventory import take_inventory
-from torch_cudal1.source.lockfile import lock_of, write_lock
-from torch_cudal1.source.signature import load_signer, new_key
+from torch_cudal1.api import targets
+from torch_cudal1.core.settings import PREFIX, Settings
+from torch_cudal1.store.bundle.bundle import write_bundle
+from torch_cudal1.store.bundle.lockfile import lock_of, write_lock
+from torch_cudal1.store.cache.inventory import take_inventory
+from torch_cudal1.store.place import cache_for
+from torch_cudal1.store.trust.signature import load_signer, new_key
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """\

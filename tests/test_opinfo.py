@@ -16,17 +16,17 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from tests.entries import Runs, count_runs, plant_regions
-from torch_cudal1 import observe
-from torch_cudal1.backend import cudal1
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.api.backend import cudal1
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_call
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import in_graph_order, swap
-from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.model import Program, canonical_json
-from torch_cudal1.records import Candidate
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.model import Program, canonical_json
+from torch_cudal1.ir.records import Candidate
 
 CPU = torch.device("cpu")
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}

@@ -11,8 +11,8 @@ python=${PYTHON:-python3}
 work=$root/build/asan
 tests=("$@")
 if [ ${#tests[@]} -eq 0 ]; then
-    tests=(tests/program/test_compiled.py tests/program/test_launch.py tests/program/test_cudagraph.py tests/program/test_captured.py
-        tests/program/test_timer.py tests/program/test_pages.py tests/test_fast.py tests/test_guard.py tests/test_native.py)
+    tests=(tests/runtime/test_compiled.py tests/runtime/test_launch.py tests/runtime/test_cudagraph.py tests/runtime/test_captured.py
+        tests/device/test_timer.py tests/runtime/test_pages.py tests/runtime/test_fast.py tests/runtime/test_guard.py tests/core/test_native.py)
 fi
 
 mkdir -p "$work"

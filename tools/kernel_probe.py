@@ -104,7 +104,7 @@ def _run_one(options: argparse.Namespace) -> int:
 
     from tests.kernels.test_device import placed
     from torch_cudal1.kernels import Proposal, build, propose
-    from torch_cudal1.program.executor import prepare
+    from torch_cudal1.runtime.executor import prepare
 
     program, given, exact = _case(options.case)
     proposal = propose(program, _sm())[options.one]

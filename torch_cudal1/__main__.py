@@ -1,6 +1,6 @@
 """The command line: `cudal1 COMMAND`, also `python -m torch_cudal1 COMMAND`. It reads arguments and turns outcomes into exit codes.
 
-The work is in `torch_cudal1.commands`, one module a group, imported only when its command runs: `cudal1 --help` never imports
+The work is in `torch_cudal1.cli.commands`, one module a group, imported only when its command runs: `cudal1 --help` never imports
 torch.
 """
 
@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_cudal1.commands import generate_options
-from torch_cudal1.commands.command import Command, load_plugins
-from torch_cudal1.errors import Cudal1Error, SettingError, TargetError
-from torch_cudal1.settings import Settings
-from torch_cudal1.version import __version__
-from torch_cudal1.view import text
-from torch_cudal1.view.terminal import Screen
+from torch_cudal1.cli.command import Command, load_plugins
+from torch_cudal1.cli.commands import generate_options
+from torch_cudal1.cli.view import text
+from torch_cudal1.cli.view.terminal import Screen
+from torch_cudal1.core.errors import Cudal1Error, SettingError, TargetError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.core.version import __version__
 
 __all__ = ["main"]
 
@@ -377,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, screen: Screen) -> int:
     given = {name: value for name in _SETTINGS if (value := getattr(args, name, None)) is not None}
     settings = Settings.from_env(**given)
-    module = importlib.import_module(args.run.module, "torch_cudal1.commands")
+    module = importlib.import_module(args.run.module, "torch_cudal1.cli.commands")
     code = getattr(module, args.run.function)(args, settings, screen)
     if not isinstance(code, int):
         raise TypeError(f"command {args.command!r} answered {code!r}; expected an exit code")

@@ -12,12 +12,12 @@ unusable() { say "these GPUs or files cannot be used: nothing was run" && tail -
 timeout 30 "$python" - "$count" >>"$out" 2>&1 <<'PY' || unusable
 import sys
 import torch, torch.distributed
-import benchmarks.bench_ranks, tests.rank_crew
+import benchmarks.bench_ranks, tests.api.rank_crew
 print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name(), "nccl", torch.cuda.nccl.version())
 assert torch.cuda.device_count() >= int(sys.argv[1]), f"needs {sys.argv[1]} GPUs"
 PY
 quick() { # nothing is measured here, so it runs beside the search
-    timeout -k 5 100 "${tests[@]}" tests/test_ranks_gpu.py -k "[$count]" || return 1
+    timeout -k 5 100 "${tests[@]}" tests/api/test_ranks_gpu.py -k "[$count]" || return 1
     [ "$count" != 2 ] || timeout -k 5 60 "${tests[@]}" tests/adversarial/test_cases.py -k device_assumption
 }
 say "the tests, beside the search"

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.kernelbench.job import EAGER, OURS
 from benchmarks.kernelbench.statistics import Ratio, geomean, ratios
-from torch_cudal1.settings import FAMILIES, Settings
+from torch_cudal1.core.settings import FAMILIES, Settings
 
 __all__ = ["ARMS", "Product", "products", "settings_of", "told"]
 

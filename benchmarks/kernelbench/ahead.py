@@ -21,13 +21,14 @@ import torch
 from benchmarks.kernelbench.planning import captured
 from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.kernelbench.tasks import Task
-from torch_cudal1 import built, kernels
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.island_kernels import proposals_of
+from torch_cudal1 import kernels
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Candidate, Miss, Rejected
 from torch_cudal1.kernels import Proposal
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Miss, Rejected
-from torch_cudal1.search import islands_of
+from torch_cudal1.search import built
+from torch_cudal1.search.island_kernels import proposals_of
+from torch_cudal1.search.search import islands_of
 
 __all__ = ["Compiled", "compile_ahead"]
 

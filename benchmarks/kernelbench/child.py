@@ -31,8 +31,8 @@ from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module, tensor_bytes
 from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
 from benchmarks.kernelbench.processes import WHERE, die_with_parent
+from torch_cudal1.device.gpu_lock import held_for, lock_seconds
 from torch_cudal1.judge import kept_warm
-from torch_cudal1.judge.gpu_lock import held_for, lock_seconds
 
 __all__ = ["Bench", "main"]
 

@@ -19,15 +19,15 @@ import cudal1
 from benchmarks.kernelbench.ablation import settings_of
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import OURS, Job
-from torch_cudal1 import observe
-from torch_cudal1.errors import SandboxError
-from torch_cudal1.flat import own_copy
-from torch_cudal1.judge import warm
-from torch_cudal1.judge.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.sandbox import limits_for
-from torch_cudal1.machine import contract_for
-from torch_cudal1.records import Accepted
-from torch_cudal1.settings import Settings
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.machine import contract_for
+from torch_cudal1.graph.flat import own_copy
+from torch_cudal1.ir.records import Accepted
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.sandbox import warm
+from torch_cudal1.judge.sandbox.sandbox import limits_for
 
 __all__ = ["Tuned", "begin", "judged", "tuned"]
 

@@ -21,11 +21,11 @@ from benchmarks.kernelbench.job import RELEASE, Job
 from benchmarks.kernelbench.line import Line
 from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
-from torch_cudal1.judge.gpu_lock import exclusive
-from torch_cudal1.judge.gpu_state import gpu_state
-from torch_cudal1.judge.roofline import ceiling
-from torch_cudal1.judge.statistics import FEWEST_PAIRS, summarise
-from torch_cudal1.judge.timing import device_time_us, host_time_us, interleave
+from torch_cudal1.device.gpu_lock import exclusive
+from torch_cudal1.device.gpu_state import gpu_state
+from torch_cudal1.device.roofline import ceiling
+from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, summarise
+from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, interleave
 
 __all__ = ["Measured", "against", "floor_us", "is_drained", "measure"]
 

@@ -13,7 +13,7 @@ from benchmarks.kernelbench.job import OURS
 from benchmarks.kernelbench.plots import Curve, Dot, curves, dots
 from benchmarks.kernelbench.statistics import BEST, fast_p, ratios, tuning_curve
 from benchmarks.kernelbench.tables import Group, Table, groups, of_level
-from torch_cudal1.view.style import CSS
+from torch_cudal1.cli.view.style import CSS
 
 __all__ = ["html_page", "markdown"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.kernelbench.job import Job
 from benchmarks.kernelbench.tasks import Task
 from benchmarks.report import SCHEMA
-from torch_cudal1.commands import results
+from torch_cudal1.cli.commands import results
 
 __all__ = ["append", "finished", "read"]
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from benchmarks.kernelbench.processes import die_with_parent
-from torch_cudal1.judge.forking import reap
+from torch_cudal1.judge.worker.forking import reap
 
 __all__ = ["Forked", "NoTemplate", "Template"]
 
-_IMPORTS = ("benchmarks.kernelbench.child", "torch_cudal1.pipeline", "torch_cudal1.search", "torch_cudal1.module")
+_IMPORTS = ("benchmarks.kernelbench.child", "torch_cudal1.search.pipeline", "torch_cudal1.search.search", "torch_cudal1.api.module")
 _COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton", "torch._functorch.aot_autograd")
 _MOST_BYTES = 1 << 16
 _START_S, _ANSWER_S, _PAUSE_S = 180.0, 30.0, 0.01
@@ -142,9 +142,9 @@ def _survey(device: str) -> None:
     """What the sandbox stops here is found out once, for all tasks."""
     import torch
 
-    from torch_cudal1.judge.limits import limits_for
-    from torch_cudal1.judge.probe import survey
-    from torch_cudal1.settings import Settings
+    from torch_cudal1.core.settings import Settings
+    from torch_cudal1.judge.sandbox.limits import limits_for
+    from torch_cudal1.judge.sandbox.probe import survey
 
     for visible in (True, False):
         survey(limits_for(Settings(), torch.device(device), visible_gpu=visible))

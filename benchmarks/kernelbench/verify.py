@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.compare import Reference, compare, reference
 from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
-from torch_cudal1.flat import own_copy
-from torch_cudal1.judge.granted import UsingRights
-from torch_cudal1.machine import contract_for
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.machine import contract_for
+from torch_cudal1.graph.flat import own_copy
+from torch_cudal1.judge.reference.granted import UsingRights
 
 __all__ = ["Checked", "Expected", "check", "expected"]
 

@@ -16,21 +16,21 @@ from typing import Literal, TypeAlias
 import torch
 
 from tests.adversarial.case import DETECTORS, CaseFile, Profile
-from torch_cudal1.judge.baselines import rank, slot_of
-from torch_cudal1.judge.contract import contract, source_contract
-from torch_cudal1.judge.cubin_scan import cubin_scan
-from torch_cudal1.judge.detectors import Detector
-from torch_cudal1.judge.duel import ChildSpinner
-from torch_cudal1.judge.inputs import make_inputs
-from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
-from torch_cudal1.judge.profiles import PROFILES, TIMING_PLANS
-from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.subject import RegionSubject
-from torch_cudal1.judge.timed_pair import time_pair
-from torch_cudal1.judge.trial import Trial
-from torch_cudal1.judge.validate import detectors_of, validate
-from torch_cudal1.records import Candidate, Check, Contract, Region
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Candidate, Check, Contract, Region
+from torch_cudal1.judge.benchmark.duel import ChildSpinner
+from torch_cudal1.judge.benchmark.timed_pair import time_pair
+from torch_cudal1.judge.checks import Detector
+from torch_cudal1.judge.checks.profiles import PROFILES, TIMING_PLANS
+from torch_cudal1.judge.checks.static.contract import contract, source_contract
+from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
+from torch_cudal1.judge.checks.validate import detectors_of, validate
+from torch_cudal1.judge.evaluate.baselines import rank, slot_of
+from torch_cudal1.judge.reference.inputs import make_inputs
+from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
 
 __all__ = ["Bench", "Side", "TooBusy", "bench", "failures"]
 

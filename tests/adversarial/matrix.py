@@ -24,7 +24,7 @@ import torch
 from tests.adversarial.case import DETECTORS, PROFILES, CaseFile, Profile, case_files
 from tests.adversarial.judging import Side, TooBusy, bench, failures
 from tests.adversarial.nursery import forked_children
-from torch_cudal1.records import Check
+from torch_cudal1.ir.records import Check
 
 Line: TypeAlias = dict[str, Any]
 Job: TypeAlias = tuple[str, Side, int]  # case id, side, repeat

@@ -11,8 +11,8 @@ from functools import partialmethod
 
 import pytest
 
-from torch_cudal1.judge.nursery import Nursery
-from torch_cudal1.judge.sandbox import Child
+from torch_cudal1.judge.sandbox.nursery import Nursery
+from torch_cudal1.judge.sandbox.sandbox import Child
 
 __all__ = ["forked_children"]
 

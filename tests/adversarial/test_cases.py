@@ -14,7 +14,7 @@ import torch
 from tests.adversarial.case import PROFILES, Case, CaseFile, Profile, case_files, controls
 from tests.adversarial.judging import Bench, Side, TooBusy, bench, failures
 from tests.adversarial.nursery import forked_children
-from torch_cudal1.records import Check
+from torch_cudal1.ir.records import Check
 
 FILES = case_files()
 CONTROLS = controls()

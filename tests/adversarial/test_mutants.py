@@ -12,15 +12,15 @@ import torch
 
 from tests.adversarial.mutants import REGIONS, Mutant, mutants
 from tests.adversarial.plans import candidate
-from torch_cudal1.judge.contract import contract
-from torch_cudal1.judge.profiles import PROFILES
-from torch_cudal1.judge.sample import Book
-from torch_cudal1.judge.sandbox import Child, limits_for
-from torch_cudal1.judge.subject import RegionSubject
-from torch_cudal1.judge.trial import Trial
-from torch_cudal1.judge.validate import validate
-from torch_cudal1.records import Check, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Check, Contract
+from torch_cudal1.judge.checks.profiles import PROFILES
+from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.reference.sample import Book
+from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
 
 CPU = torch.device("cpu")
 BOOK: Book = {}

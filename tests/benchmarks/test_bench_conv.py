@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import bench_conv, report
 from benchmarks.bench_conv import CASES, Case, Measurer
+from torch_cudal1.ir.check import check_program
 from torch_cudal1.kernels import propose
-from torch_cudal1.program.check import check_program
 
 SMALL = Case("small", (2, 8, 9, 16), (8, 8, 3, 3), padding=(1,))
 

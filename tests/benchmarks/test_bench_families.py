@@ -19,14 +19,14 @@ from benchmarks.family_cases import CASES, Case, Of, chunked_scan
 from benchmarks.kernelbench.planning import _on_cuda
 from benchmarks.report import load
 from benchmarks.tables import render
-from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.flat import Flat
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.flat import Flat
+from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import partition
+from torch_cudal1.ir.model import Aten, Program
+from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import Proposal, propose
-from torch_cudal1.program.model import Aten, Program
-from torch_cudal1.records import Region
 
 SMALL = Case("softmax", "small softmax", lambda: Of(lambda x: x.softmax(1)), lambda: (torch.rand(8, 64),))
 NORM = Case("norm", "small batch norm", lambda: nn.BatchNorm2d(3).train(), lambda: (torch.rand(2, 3, 8, 8),))
@@ -62,7 +62,7 @@ def options(end: float = 60.0) -> Options:
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short samples, and nothing is compiled."""
     monkeypatch.setattr(torch, "compile", lambda module: module)
-    monkeypatch.setattr("torch_cudal1.judge.timing._SAMPLE_US", 100.0)
+    monkeypatch.setattr("torch_cudal1.judge.benchmark.timing._SAMPLE_US", 100.0)
 
 
 @pytest.fixture

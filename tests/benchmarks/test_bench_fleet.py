@@ -11,8 +11,8 @@ import torch
 from benchmarks import bench_fleet
 from benchmarks.bench_fleet import Run, goal, main, write_tasks
 from benchmarks.report import load
+from torch_cudal1.api.targets import load as load_target
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.targets import load as load_target
 
 ONE = Run(1, 2, "ok", seconds=10.0, tasks_per_s=0.2, task_seconds=(4.0, 4.0))
 

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks import bench_gemm, gemm_cases, report
 from benchmarks.gemm_cases import CASES, Case
+from torch_cudal1.ir.check import check_program
 from torch_cudal1.kernels import propose
-from torch_cudal1.program.check import check_program
 
 SMALL = Case("small", 32, 48, 40, layout="nt")
 
@@ -28,7 +28,7 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
     "case", [SMALL, Case("batch", 8, 9, 10, batch=2, layout="tn"), Case("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16")]
 )
 def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Case) -> None:
-    from torch_cudal1.program.executor import prepare
+    from torch_cudal1.runtime.executor import prepare
 
     inputs = case.inputs("cpu")
     assert [tuple(t.stride()) for t in inputs] == [spec.strides for spec in case.specs("cpu")]

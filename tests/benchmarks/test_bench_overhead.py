@@ -13,7 +13,7 @@ import torch
 from benchmarks import bound
 from benchmarks.bench_overhead import Relu, Row, Three, _held, conclusions, main, measure, measured
 from benchmarks.report import load
-from torch_cudal1 import native
+from torch_cudal1.core import native
 
 
 @pytest.mark.skipif(native.extension() is None, reason="the quick way needs the C++ extension")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import bench_same_source
 from tests.benchmarks.courts import seated
-from torch_cudal1.records import Accepted, Check, Rejected, Timing, Verdict
+from torch_cudal1.ir.records import Accepted, Check, Rejected, Timing, Verdict
 
 PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
 

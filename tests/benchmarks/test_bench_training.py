@@ -12,7 +12,7 @@ import pytest
 from benchmarks.bench_training import main
 from benchmarks.report import load
 from benchmarks.training_tables import evaluated, experiment, landscapes
-from torch_cudal1.training.plan import read_plan
+from torch_cudal1.training.experiments.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from benchmarks.decisions import decisions, explained
-from torch_cudal1 import observe
-from torch_cudal1.explanation import Explanation, RegionReport
+from torch_cudal1.core import observe
+from torch_cudal1.core.explanation import Explanation, RegionReport
 
 
 def test_races_are_told_in_order_and_long_reasons_keep_their_ends() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.repeatability import Kernel, Row, kernels, run, summary
-from torch_cudal1.judge.measure import Measurement
-from torch_cudal1.judge.profiles import TIMING_PLANS
-from torch_cudal1.judge.statistics import summarise
+from torch_cudal1.judge.benchmark.measure import Measurement
+from torch_cudal1.judge.benchmark.statistics import summarise
+from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 
 FAST = TIMING_PLANS["fast"]
 

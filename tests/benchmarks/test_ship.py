@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks import ship
-from tests.program.test_check import KERNEL
-from tests.source.conftest import make_entry
-from torch_cudal1.records import Candidate, Entry
-from torch_cudal1.source.cache import LocalCache
-from torch_cudal1.source.inventory import Held, take_inventory
-from torch_cudal1.source.trust import SHIPPED
+from tests.ir.test_check import KERNEL
+from tests.store.conftest import make_entry
+from torch_cudal1.ir.records import Candidate, Entry
+from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.inventory import Held, take_inventory
+from torch_cudal1.store.trust.trust import SHIPPED
 
 WITH_KERNEL = Candidate(KERNEL, "eager", "builtin", ("gemm",))
 

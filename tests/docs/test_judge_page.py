@@ -13,9 +13,9 @@ import pytest
 from tests.adversarial.case import DETECTORS
 from tests.docs.test_examples import ROOT, blocks
 from torch_cudal1.__main__ import main
-from torch_cudal1.commands.verdicts import EXIT_CODES
-from torch_cudal1.judge.profiles import TIMING_PLANS
-from torch_cudal1.judge.validate import PROTOCOL
+from torch_cudal1.cli.commands.verdicts import EXIT_CODES
+from torch_cudal1.judge.checks.profiles import TIMING_PLANS
+from torch_cudal1.judge.checks.validate import PROTOCOL
 
 PAGE = ROOT / "docs" / "judge.md"
 ABOUT_TIME = {"timing", "timing_state", "unstable", "wall_slope", "jump"}  # a busy machine may not be able to tell

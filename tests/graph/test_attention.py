@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
+from torch_cudal1.graph.fusion.partition import Island, partition, splice
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import Island, partition, splice
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.model import Aten, Program, Value
+from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
-from torch_cudal1.program.check import check_program
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Aten, Program, Value
-from torch_cudal1.records import Region
+from torch_cudal1.runtime.executor import prepare
 
 BATCH, LENGTH, WIDTH, HEADS, SHARED, SIZE = 2, 70, 96, 6, 2, 16
 BMM, SOFTMAX, CONVERSION = "aten.bmm.default", "aten._softmax.default", "aten._to_copy.default"

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.fake_gpu import graph_on_a_gpu
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
-from torch_cudal1.judge.analysis import analyse
-from torch_cudal1.judge.contract import contract
-from torch_cudal1.program.execute import interpret
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.value_specs import unaligned_values, value_specs
-from torch_cudal1.records import Candidate
+from torch_cudal1.ir.execute import interpret
+from torch_cudal1.ir.records import Candidate
+from torch_cudal1.ir.value_specs import unaligned_values, value_specs
+from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.reference.analysis import analyse
+from torch_cudal1.runtime.executor import prepare
 
 CPU = torch.device("cpu")
 

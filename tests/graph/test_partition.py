@@ -8,13 +8,13 @@ from torch import nn
 
 from tests.graph.test_lower import Flat
 from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.fusion.partition import partition, splice, with_inputs
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import partition, splice, with_inputs
 from torch_cudal1.graph.propose import rewritten
-from torch_cudal1.program.check import check_program, used_values
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import step_outs
-from torch_cudal1.program.value_specs import value_specs
+from torch_cudal1.ir.check import check_program, used_values
+from torch_cudal1.ir.model import step_outs
+from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.runtime.executor import prepare
 
 CPU = torch.device("cpu")
 

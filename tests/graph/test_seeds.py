@@ -10,12 +10,12 @@ import torch.fx as fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from tests.fake_gpu import graph_on_a_gpu
+from torch_cudal1.graph.fusion.partition import Island, partition, splice
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import Island, partition, splice
 from torch_cudal1.graph.seeds import without_undefined_seeds
-from torch_cudal1.judge.contract import contract
+from torch_cudal1.ir.records import Candidate
+from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.kernels import build, propose
-from torch_cudal1.records import Candidate
 
 aten = torch.ops.aten
 HEADS = (2, 4, 70, 32)

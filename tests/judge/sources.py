@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from tests.adversarial.nursery import forked_children
-from torch_cudal1.judge.detectors import Detector
-from torch_cudal1.judge.pair import PairSubject, SourceCandidate, read_reference
-from torch_cudal1.judge.sandbox import CandidateFailure, Child, limits_for
-from torch_cudal1.judge.trial import Trial
-from torch_cudal1.judge.validate import validate
-from torch_cudal1.records import Check, Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Check, Contract
+from torch_cudal1.judge.checks import Detector
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
 
 __all__ = ["FORWARD", "HEAD", "REFERENCE", "SourceBench", "source", "source_bench"]
 

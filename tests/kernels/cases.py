@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.islands import Step
-from torch_cudal1.program.model import Value
-from torch_cudal1.special import log_bessel_i, log_bessel_k
+from torch_cudal1.api.special import log_bessel_i, log_bessel_k
+from torch_cudal1.ir.model import Value
 
 aten = torch.ops.aten
 INF, NAN = float("inf"), float("nan")

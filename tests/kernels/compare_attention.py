@@ -21,10 +21,10 @@ from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import Step, interpret, island
+from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.graph.partition import with_inputs
+from torch_cudal1.ir.model import Program, Value
 from torch_cudal1.kernels import propose
-from torch_cudal1.program.model import Program, Value
 
 INF, NAN = float("inf"), float("nan")
 HALF, BF16 = torch.float16, torch.bfloat16

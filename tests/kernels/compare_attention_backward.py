@@ -21,8 +21,8 @@ from tests.kernels.compare import errors
 from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, aligned, heads_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import interpret
+from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels import propose
-from torch_cudal1.program.model import Aten, Program, TensorSpec, Value
 
 RESULTS = ("query", "key", "value")
 

@@ -15,18 +15,18 @@ from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
 from tests.kernels.compare_attention import CASES, CUT_OFF, HALF, program_of, with_relu, written_out
 from tests.kernels.islands import Step, island
 from tests.once import interpreted
-from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.graph.lower import lower as lower_graph
-from torch_cudal1.graph.partition import partition, splice
-from torch_cudal1.judge.oracle import Infeasible, exact_outputs
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.model import Aten, Launch, Program, Value
+from torch_cudal1.ir.records import Region
+from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lower import lower
-from torch_cudal1.program.check import check_program
-from torch_cudal1.program.cubin import check_launch, inspect_cubin
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Aten, Launch, Program, Value
-from torch_cudal1.records import Region
+from torch_cudal1.runtime.executor import prepare
 
 ROOT = Path(__file__).parents[2]
 # of the result's type; a chain of two products and an exponential, relative to results that are small beside their terms

@@ -16,21 +16,21 @@ from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare_attention_backward import CASES, Case, _three
 from tests.kernels.compare_products import normal
 from tests.once import interpreted
-from torch_cudal1.errors import NotLowerableError, ProgramError
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
+from torch_cudal1.graph.fusion.partition import Island, partition
 from torch_cudal1.graph.lower import lower as lower_graph
-from torch_cudal1.graph.partition import Island, partition
 from torch_cudal1.graph.propose import product_islands
-from torch_cudal1.island_race import RACED
-from torch_cudal1.judge.analysis import analyse
-from torch_cudal1.judge.oracle import Infeasible, exact_outputs
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.cost import estimate
+from torch_cudal1.ir.model import Aten, Launch, Program, Value
+from torch_cudal1.ir.records import Region
+from torch_cudal1.judge.reference.analysis import analyse
+from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.attention_backward import FAMILY
 from torch_cudal1.kernels.lower import lower
-from torch_cudal1.program.check import check_program
-from torch_cudal1.program.cost import estimate
-from torch_cudal1.program.cubin import check_launch, inspect_cubin
-from torch_cudal1.program.model import Aten, Launch, Program, Value
-from torch_cudal1.records import Region
+from torch_cudal1.kernels.templates.attention_backward import FAMILY
+from torch_cudal1.search.island_race import RACED
 
 ROOT = Path(__file__).parents[2]
 # of the result's type: a chain of three products and an exponential, relative to results that are small beside their terms. In fp32

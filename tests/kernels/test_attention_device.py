@@ -14,10 +14,10 @@ from tests.kernels import compare_attention, compare_attention_backward, compare
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.islands import island
 from tests.kernels.test_device import placed
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.model import Program
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Program
+from torch_cudal1.runtime.executor import prepare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 ROUNDINGS = {torch.float32: 300.0, torch.float16: 3.0, torch.bfloat16: 3.0}  # of sums whose terms are larger than they are

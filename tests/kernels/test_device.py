@@ -9,7 +9,7 @@ from tests.kernels.cases import all_cases
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.islands import island
 from torch_cudal1.kernels import build, propose
-from torch_cudal1.program.executor import prepare
+from torch_cudal1.runtime.executor import prepare
 
 NAMES = sorted(all_cases())
 

@@ -14,19 +14,19 @@ from torch import Tensor
 from tests.kernels.compare_products import CASES, HALF, TILES
 from tests.kernels.islands import island
 from tests.once import interpreted
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.judge.cubin_scan import cubin_scan
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
+from torch_cudal1.device.cuda.nvrtc import nvrtc_status
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.model import Launch, Program
+from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.gemm import parts_of
-from torch_cudal1.kernels.gemm_schedules import Schedule, bound_s, schedules
+from torch_cudal1.kernels.expr.trace import trace
 from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.ops.products import Product, product_of
 from torch_cudal1.kernels.plan import shared_limit
-from torch_cudal1.kernels.products import Product, product_of
-from torch_cudal1.kernels.trace import trace
-from torch_cudal1.program.check import check_program
-from torch_cudal1.program.cubin import check_launch, inspect_cubin
-from torch_cudal1.program.model import Launch, Program
-from torch_cudal1.program.nvrtc import nvrtc_status
+from torch_cudal1.kernels.templates.gemm import parts_of
+from torch_cudal1.kernels.templates.gemm_schedules import Schedule, bound_s, schedules
 
 ROOT = Path(__file__).parents[2]
 # Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order are about sqrt(300) roundings of

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.islands import island
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build
-from torch_cudal1.kernels.gemm_schedules import Schedule
-from torch_cudal1.program.executor import prepare
+from torch_cudal1.kernels.templates.gemm_schedules import Schedule
+from torch_cudal1.runtime.executor import prepare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels.index import Atom, Cut, Form, flatten, natural, row_major, unflatten
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.kernels.expr.index import Atom, Cut, Form, flatten, natural, row_major, unflatten
 
 # atoms of the iteration space -> sizes it is read as
 AFFINE = [

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.islands import emitted, island
-from torch_cudal1.kernels.gemm_schedules import Schedule
-from torch_cudal1.program.model import Launch
+from torch_cudal1.ir.model import Launch
+from torch_cudal1.kernels.templates.gemm_schedules import Schedule
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 THREE = Schedule("packed-f16x3", 128, 64, 64, 8, 2, 2)

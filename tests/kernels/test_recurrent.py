@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.islands import emitted
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.graph.partition import partition
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.device.cuda.nvrtc import nvrtc_status
+from torch_cudal1.graph.fusion.partition import partition
+from torch_cudal1.ir.model import Aten, Launch, Program, TensorSpec, Value
+from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
-from torch_cudal1.kernels.compile import build
+from torch_cudal1.kernels.codegen.compile import build
 from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.recurrent import recurrences
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Aten, Launch, Program, TensorSpec, Value
-from torch_cudal1.program.nvrtc import nvrtc_status
-from torch_cudal1.records import Region
+from torch_cudal1.kernels.templates.recurrent import recurrences
+from torch_cudal1.runtime.executor import prepare
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
 

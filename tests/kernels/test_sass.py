@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_cudal1 import observe
-from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.kernels import compile as compiling
-from torch_cudal1.kernels.sass import unwritten
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.kernels.codegen import compile as compiling
+from torch_cudal1.kernels.codegen.sass import unwritten
 
 WRITTEN = """
         /*0060*/                   ULDC.64 UR8, c[0x0][0x208] ;

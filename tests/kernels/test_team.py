@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels.islands import island
-from torch_cudal1.errors import ProgramError
-from torch_cudal1.kernels import Proposal, build, propose, team
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.ir.model import Program
+from torch_cudal1.kernels import Proposal, build, propose
+from torch_cudal1.kernels.codegen import team
 from torch_cudal1.kernels.lower import lower
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.model import Program
+from torch_cudal1.runtime.executor import prepare
 
 Function = Callable[..., Any]
 SMALL = {"rows": 1, "columns": 256, "warps": 4, "loop": False, "split": 1, "team": True}

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 import torch_cudal1
 from tests.entries import plant, plant_regions
-from torch_cudal1 import pieces
-from torch_cudal1.backend import cudal1
-from torch_cudal1.errors import GraphBreakError, NotLowerableError
+from torch_cudal1.api import pieces
+from torch_cudal1.api.backend import cudal1
+from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
@@ -65,7 +65,7 @@ class Accelerated:
         torch_cudal1.accelerate(module, args, cache_dir=self.cache_dir)
         if kwargs:
             torch_cudal1.accelerate(module, kwargs, cache_dir=self.cache_dir)
-        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.module.Dispatcher)
+        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.api.module.Dispatcher)
         return module
 
 

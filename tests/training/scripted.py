@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch_cudal1.judge.brisk import Ready
-from torch_cudal1.judge.timed import Timed
-from torch_cudal1.records import Check
+from torch_cudal1.ir.records import Check
+from torch_cudal1.judge.benchmark.brisk import Ready
+from torch_cudal1.judge.benchmark.timed import Timed
 
 
 class Scripted(Ready):

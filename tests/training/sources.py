@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_cudal1.training.measured import Decoded, TrainingTask
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 
 __all__ = ["REFERENCE", "TASK", "program", "source"]
 

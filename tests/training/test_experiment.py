@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.experiment import Bench, base_of, cell_of
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.model import TinySpec
-from torch_cudal1.training.plan import ARMS, HeldOut, Plan, read_plan
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.model import TinySpec
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.training.experiments.experiment import Bench, base_of, cell_of
+from torch_cudal1.training.experiments.plan import ARMS, HeldOut, Plan, read_plan
+from torch_cudal1.training.experiments.running import Run, results_of, run, run_here
 from torch_cudal1.training.rl_native import GrpoConfig
-from torch_cudal1.training.running import Run, results_of, run, run_here
 from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
 from torch_cudal1.training.supervised import FitConfig
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from torch_cudal1.ingest.llm.records import Exemplar
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.generators import GENERATORS, generator
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.measured import Decoded, TrainingTask
-from torch_cudal1.training.records import Exemplar
 from torch_cudal1.training.tasks import load_split, tasks_for
 
 MANY = 60

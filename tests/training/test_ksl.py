@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS, Device, Program
 from torch_cudal1.training.ksl.ops import DIMS, OPS, task_of
 from torch_cudal1.training.ksl.sentence import prompt_of, read_prompt, score_of, score_word
 from torch_cudal1.training.ksl.spaces import SPACES, space
 from torch_cudal1.training.ksl.triton_flat import HEAD
-from torch_cudal1.training.measured import Decoded, TrainingTask
-from torch_cudal1.training.records import Exemplar, Undecodable
 
 # Ragged: no size is a multiple of any block.
 RAGGED = {"chain": (70, 96), "row": (70, 300), "mm": (70, 48, 100), "diag": (70, 90), "scan": (70, 200), "pool": (3, 7, 66)}

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.sandbox import CandidateFailure
-from torch_cudal1.records import Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ingest.llm.records import Undecodable
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
 from torch_cudal1.training.ksl.ops import task_of
@@ -21,10 +25,6 @@ from torch_cudal1.training.landscape.__main__ import main
 from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
 from torch_cudal1.training.landscape.survey import Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.records import Undecodable
-from torch_cudal1.training.terms import Terms
 
 CPU = torch.device("cpu")
 CODEC = KslCodec("cpu")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.recognise import recognise, recognise_all
-from torch_cudal1.training.measured import Decoded, TrainingTask
 from torch_cudal1.training.tasks import tasks_for
 
 FILE = """

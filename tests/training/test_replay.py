@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
 from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.measured import Decoded, TrainingTask
 from torch_cudal1.training.replay import ReplayEvaluator, Unmeasured
 
 TASK = TrainingTask("softmax/70x300/f32", "")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.model import Rollout, TinySpec, Writer, create_tiny, token_logprobs
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.model import Rollout, TinySpec, Writer, create_tiny, token_logprobs
 from torch_cudal1.training.rl_native import (
     Batch,
     Generation,

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from tests.training.world import FIRST, SECOND, TASKS, WORDS, SyntheticCodec, SyntheticEvaluator
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.appraise import Appraiser
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.appraise import Appraiser
+from torch_cudal1.ingest.llm.database import Database, Sample, digest
+from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.selectors import selector
+from torch_cudal1.judge.pool.measured import Decoded
 from torch_cudal1.training.contrastive import ContrastiveStep
-from torch_cudal1.training.database import Database, Sample, digest
-from torch_cudal1.training.journal import Journal
-from torch_cudal1.training.measured import Decoded
-from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.recorder import Recorder
 from torch_cudal1.training.rl_native import GrpoConfig
 from torch_cudal1.training.rl_trl import Rewards, Scenes, TrlConfig, arguments, train_by_trl
-from torch_cudal1.training.selectors import selector
 from torch_cudal1.training.smoothing import Smoothing
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 

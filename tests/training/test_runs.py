@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
-from torch_cudal1.errors import SettingError
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ingest.llm.database import Database
+from torch_cudal1.ingest.llm.model import TinySpec, Writer
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.benches import Ground, TeachingText, ground_bench
-from torch_cudal1.training.database import Database
-from torch_cudal1.training.experiment import Bench
-from torch_cudal1.training.measured import Decoded, TrainingTask
-from torch_cudal1.training.model import TinySpec, Writer
+from torch_cudal1.training.experiments.experiment import Bench
 from torch_cudal1.training.rl_native import GrpoConfig
 from torch_cudal1.training.rl_trl import TrlConfig
 from torch_cudal1.training.runs import RunConfig, begin, read_config, stage_of

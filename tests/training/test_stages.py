@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from tests.training.world import FIRST, SECOND, TASKS, WORDS, Rules, SyntheticCodec, SyntheticEvaluator
-from torch_cudal1.errors import TargetError
-from torch_cudal1.training.appraise import Appraiser
+from torch_cudal1.core.errors import TargetError
+from torch_cudal1.ingest.llm.appraise import Appraiser
+from torch_cudal1.ingest.llm.database import Database
+from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.training.contrastive import ContrastiveStep
-from torch_cudal1.training.database import Database
-from torch_cudal1.training.journal import Journal
-from torch_cudal1.training.model import TinySpec, Writer, create_tiny
 from torch_cudal1.training.recorder import Recorder
 from torch_cudal1.training.rl_native import GrpoConfig, train
-from torch_cudal1.training.selectors import selector
 from torch_cudal1.training.stages import CollectConfig, RowConfig, SelfsupConfig, collect, collected, rows, selfsup
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 

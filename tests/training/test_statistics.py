@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from torch_cudal1.training.statistics import auc, holm, paired_difference, table_row
+from torch_cudal1.training.experiments.statistics import auc, holm, paired_difference, table_row
 
 
 def drawn(seeds: int, tasks: int, *, effect: float, random: torch.Generator) -> tuple[list[list[float]], list[list[float]]]:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from tests.kernels.islands import stand_in_for_libdevice
-from torch_cudal1.judge.modules import imported
+from torch_cudal1.judge.pool.measured import Decoded
+from torch_cudal1.judge.worker.modules import imported
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import Program
 from torch_cudal1.training.ksl.ops import OPS, task_of
-from torch_cudal1.training.measured import Decoded
 
 RAGGED = {"chain": (7, 300), "row": (5, 300), "mm": (70, 90, 50), "diag": (19, 150), "scan": (5, 300), "pool": (2, 3, 70)}
 CODEC = KslCodec("cuda")

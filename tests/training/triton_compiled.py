@@ -17,10 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from torch_cudal1.judge.modules import imported
+from torch_cudal1.judge.pool.measured import Decoded
+from torch_cudal1.judge.worker.modules import imported
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import task_of
-from torch_cudal1.training.measured import Decoded
 
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.training.test_rl_trl import CONFIG, SMALL, samples_of, step_in
-from torch_cudal1.training.extras import needed
+from torch_cudal1.ingest.llm.extras import needed
 from torch_cudal1.training.rl_trl import train_by_trl
 
 

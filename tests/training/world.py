@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.records import Exemplar, Undecodable
+from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 TASKS = tuple(TrainingTask(f"t{i}", "", family="synthetic", shape=(i,)) for i in range(6))
 FIRST, SECOND = tuple(f"a{i}" for i in range(4)), tuple(f"b{i}" for i in range(4))

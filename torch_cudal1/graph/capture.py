@@ -23,13 +23,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from torch_cudal1.collector import collector_paused
-from torch_cudal1.errors import GraphBreakError, NotLowerableError
+from torch_cudal1.core.collector import collector_paused
+from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.seeds import without_undefined_seeds
-from torch_cudal1.program.grouped import with_own_operator
-from torch_cudal1.program.index_checks import loses_a_check
-from torch_cudal1.program.recurrent import whole
-from torch_cudal1.records import Kind
+from torch_cudal1.ir.ops.grouped import with_own_operator
+from torch_cudal1.ir.ops.recurrent import whole
+from torch_cudal1.ir.records import Kind
+from torch_cudal1.runtime.index_checks import loses_a_check
 
 __all__ = ["CapturedGraph", "Traced", "backward_repeatable", "is_dynamic", "lifted_parameters", "trace"]
 

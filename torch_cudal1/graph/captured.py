@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import CapturedGraph, Traced, trace
 from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
-from torch_cudal1.records import Region
+from torch_cudal1.ir.records import Region
 
 __all__ = ["captured_call", "captured_regions", "examples_of", "lower_captured"]
 

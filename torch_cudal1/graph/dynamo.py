@@ -28,8 +28,8 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_cudal1.errors import GraphBreakError, NotLowerableError
-from torch_cudal1.program.recurrent import served
+from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
+from torch_cudal1.ir.ops.recurrent import served
 
 __all__ = [
     "DynamoCapture",

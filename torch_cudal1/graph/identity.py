@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from torch_cudal1.errors import ProgramError
-from torch_cudal1.program.model import canonical_json, encode_arg, tensor_digest
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.ir.model import canonical_json, encode_arg, tensor_digest
 
 __all__ = ["Unnamed", "graph_digest", "graph_outline"]
 

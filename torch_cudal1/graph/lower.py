@@ -17,13 +17,13 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from torch_cudal1.errors import NotLowerableError
-from torch_cudal1.program.aten import OWN, is_functional, is_random, name_of
-from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
-from torch_cudal1.program.operator import registered, run_operator
-from torch_cudal1.program.schedule import to_fx
-from torch_cudal1.records import Granularity, Kind, Region, Role
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.aten import OWN, is_functional, is_random, name_of
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.ir.records import Granularity, Kind, Region, Role
+from torch_cudal1.runtime.operator import registered, run_operator
+from torch_cudal1.runtime.schedule import to_fx
 
 __all__ = ["Lowered", "lower", "raise_to_fx"]
 

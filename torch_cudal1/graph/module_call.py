@@ -15,13 +15,13 @@ import torch
 import torch.fx as fx
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.dynamo import DynamoCapture, capture_call, have_dynamo_settled
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
-from torch_cudal1.guard import ModuleGuard, Refusal
-from torch_cudal1.watch import watch
-from torch_cudal1.watched import Watched
+from torch_cudal1.runtime.guard import ModuleGuard, Refusal
+from torch_cudal1.runtime.watch import watch
+from torch_cudal1.runtime.watched import Watched
 
 __all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
 
 __all__ = ["OutputTemplate", "learn_outputs"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from torch_cudal1.errors import NotLowerableError
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.graph.fusion.partition import Island, is_product, partition, with_inputs
 from torch_cudal1.graph.lower import lower, raise_to_fx
-from torch_cudal1.graph.partition import Island, is_product, partition, with_inputs
 from torch_cudal1.graph.rewrite import RULES, rewrite
-from torch_cudal1.program.check import is_random_program
-from torch_cudal1.program.cost import ROOFLINES, estimate
-from torch_cudal1.program.model import Aten, Program, Step
-from torch_cudal1.records import Region
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.model import Aten, Program, Step
+from torch_cudal1.ir.records import Region
 
 __all__ = ["Variant", "few_product_islands", "product_islands", "rewritten"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import torch.fx as fx
 
-from torch_cudal1.program import attention
+from torch_cudal1.ir.ops import attention
 
 __all__ = ["without_undefined_seeds"]
 

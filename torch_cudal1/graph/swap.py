@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1 import observe
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.program.cudagraph import GraphedRunner
-from torch_cudal1.program.execute import Runner
-from torch_cudal1.program.executor import prepare
-from torch_cudal1.program.schedule import build
-from torch_cudal1.program.sticky import is_sticky
-from torch_cudal1.records import Candidate, Region
-from torch_cudal1.switch import is_disabled
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.device.cuda.sticky import is_sticky
+from torch_cudal1.ir.execute import Runner
+from torch_cudal1.ir.records import Candidate, Region
+from torch_cudal1.runtime.cudagraph import GraphedRunner
+from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.runtime.schedule import build
+from torch_cudal1.runtime.switch import is_disabled
 
 __all__ = [
     "FAILURES",

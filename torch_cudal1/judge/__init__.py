@@ -9,11 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_cudal1.judge.court import Job, Judgement, Ranking, begin, build, check, evidence, expect, judge, tried
-    from torch_cudal1.judge.decide import conservative
-    from torch_cudal1.judge.gpu_lock import working_s
-    from torch_cudal1.judge.race import rank_baselines
-    from torch_cudal1.judge.warm import in_background, kept_warm
+    from torch_cudal1.device.gpu_lock import working_s
+    from torch_cudal1.judge.evaluate.court import (
+        Job,
+        Judgement,
+        Ranking,
+        begin,
+        build,
+        check,
+        evidence,
+        expect,
+        judge,
+        tried,
+    )
+    from torch_cudal1.judge.evaluate.decide import conservative
+    from torch_cudal1.judge.evaluate.race import rank_baselines
+    from torch_cudal1.judge.sandbox.warm import in_background, kept_warm
 
 __all__ = [
     "Job",
@@ -34,11 +45,11 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "conservative": "decide",
-    "in_background": "warm",
-    "kept_warm": "warm",
-    "rank_baselines": "race",
-    "working_s": "gpu_lock",
+    "conservative": "judge.evaluate.decide",
+    "in_background": "judge.sandbox.warm",
+    "kept_warm": "judge.sandbox.warm",
+    "rank_baselines": "judge.evaluate.race",
+    "working_s": "device.gpu_lock",
 }
 
 
@@ -46,6 +57,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'torch_cudal1.judge' has no attribute {name!r}; it offers {', '.join(__all__)}")
     # No submodule has a name of these: importing it would put the module in the place of the function.
-    value = getattr(import_module(f"torch_cudal1.judge.{_ELSEWHERE.get(name, 'court')}"), name)
+    value = getattr(import_module(f"torch_cudal1.{_ELSEWHERE.get(name, 'judge.evaluate.court')}"), name)
     globals()[name] = value
     return value

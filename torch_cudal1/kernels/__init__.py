@@ -5,7 +5,7 @@ Matrix products, convolutions, attention and its backward, softmax, norms, losse
 `propose` looks at an island's reference Program, `build` compiles a proposal (in the judge's build process, without a GPU).
 """
 
-from torch_cudal1.kernels.compile import build
+from torch_cudal1.kernels.codegen.compile import build
 from torch_cudal1.kernels.lower import propose
 from torch_cudal1.kernels.plan import Proposal
 

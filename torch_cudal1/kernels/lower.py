@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.attention import attended, attentions
-from torch_cudal1.kernels.attention_backward import FAMILY, gradients, gradients_of
-from torch_cudal1.kernels.attention_step import is_backward
-from torch_cudal1.kernels.conv import convolved, proposals
-from torch_cudal1.kernels.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
-from torch_cudal1.kernels.gemm_schedules import TILED, Schedule, read, schedules
-from torch_cudal1.kernels.head import POINTERS
-from torch_cudal1.kernels.packed import packed
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.kernels.codegen.head import POINTERS
+from torch_cudal1.kernels.codegen.schedule import Nest, schedule
+from torch_cudal1.kernels.codegen.source import Printer, Tile, text_of
+from torch_cudal1.kernels.codegen.staged import first_nest, staged, tile_of
+from torch_cudal1.kernels.codegen.team import TeamPrinter, registers_of
+from torch_cudal1.kernels.codegen.tiles import tiles
+from torch_cudal1.kernels.expr.trace import Output, Trace, trace
+from torch_cudal1.kernels.ops.products import Product
 from torch_cudal1.kernels.plan import Kernel, Proposal
-from torch_cudal1.kernels.products import Product
-from torch_cudal1.kernels.recurrent import is_recurrent, recurred, recurrences
-from torch_cudal1.kernels.schedule import Nest, schedule
-from torch_cudal1.kernels.source import Printer, Tile, text_of
-from torch_cudal1.kernels.staged import first_nest, staged, tile_of
-from torch_cudal1.kernels.team import TeamPrinter, registers_of
-from torch_cudal1.kernels.tiles import tiles
-from torch_cudal1.kernels.trace import Output, Trace, trace
-from torch_cudal1.program.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.kernels.templates.attention import attended, attentions
+from torch_cudal1.kernels.templates.attention_backward import FAMILY, gradients, gradients_of
+from torch_cudal1.kernels.templates.attention_step import is_backward
+from torch_cudal1.kernels.templates.conv import convolved, proposals
+from torch_cudal1.kernels.templates.gemm import Parts, folded, parts_of, split_as_batch, split_outputs, tiled
+from torch_cudal1.kernels.templates.gemm_schedules import TILED, Schedule, read, schedules
+from torch_cudal1.kernels.templates.packed import packed
+from torch_cudal1.kernels.templates.recurrent import is_recurrent, recurred, recurrences
 
 __all__ = ["Cubin", "Lowered", "assemble", "lower", "propose"]
 

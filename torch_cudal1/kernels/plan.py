@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_cudal1.errors import ProgramError
+from torch_cudal1.core.errors import ProgramError
 
 __all__ = ["Cuda", "Kernel", "Proposal", "shared_limit"]
 

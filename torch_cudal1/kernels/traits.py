@@ -9,15 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch_cudal1.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels import conv_schedules, gemm_schedules
-from torch_cudal1.kernels.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.gemm import parts_of
+from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.model import Program
+from torch_cudal1.kernels.expr.trace import Trace, trace
+from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
+from torch_cudal1.kernels.ops.products import Product
 from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.products import Product
-from torch_cudal1.kernels.trace import Trace, trace
-from torch_cudal1.program.cost import ROOFLINES, estimate
-from torch_cudal1.program.model import Program
+from torch_cudal1.kernels.templates import conv_schedules, gemm_schedules
+from torch_cudal1.kernels.templates.gemm import parts_of
 
 __all__ = ["Island", "island_of"]
 

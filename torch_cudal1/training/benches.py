@@ -17,28 +17,28 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_cudal1.errors import SettingError
-from torch_cudal1.machine import target_for
-from torch_cudal1.records import Contract
-from torch_cudal1.settings import Settings
-from torch_cudal1.training.casebase import CaseBase
-from torch_cudal1.training.checker import Checked, RuleChecker
-from torch_cudal1.training.endpoint import Endpoint
-from torch_cudal1.training.experiment import Bench
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.core.version import __version__
+from torch_cudal1.device.machine import target_for
+from torch_cudal1.ingest.llm.casebase import CaseBase
+from torch_cudal1.ingest.llm.checker import Checked, RuleChecker
+from torch_cudal1.ingest.llm.endpoint import Endpoint
+from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.records import Evaluator, Exemplar, Policy
+from torch_cudal1.ingest.llm.text_codec import TextCodec
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.measured import TrainingTask
+from torch_cudal1.judge.pool.score import Rule
+from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.training.experiments.experiment import Bench
+from torch_cudal1.training.experiments.plan import Plan
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
-from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.measured import TrainingTask
-from torch_cudal1.training.model import Writer
 from torch_cudal1.training.naive import NaiveEvaluator
-from torch_cudal1.training.plan import Plan
-from torch_cudal1.training.records import Evaluator, Exemplar, Policy
 from torch_cudal1.training.replay import ReplayEvaluator
-from torch_cudal1.training.score import Rule
 from torch_cudal1.training.tasks import load_split, read_folder
-from torch_cudal1.training.terms import Terms
-from torch_cudal1.training.text_codec import TextCodec
-from torch_cudal1.version import __version__
 
 __all__ = ["Ground", "TeachingText", "ground_bench", "naive_bench", "replay_bench", "writers"]
 

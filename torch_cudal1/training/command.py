@@ -17,23 +17,23 @@ from typing import Any, cast
 
 import torch
 
-from torch_cudal1.commands import doctor
-from torch_cudal1.errors import SettingError
-from torch_cudal1.settings import Settings
-from torch_cudal1.training import report
+from torch_cudal1.cli.commands import doctor
+from torch_cudal1.cli.view import text
+from torch_cudal1.cli.view.article import Section, Table, article
+from torch_cudal1.cli.view.terminal import Screen
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ingest.llm.extras import quiet
+from torch_cudal1.judge.pool.score import Rule
 from torch_cudal1.training.benches import Ground, ground_bench, naive_bench, replay_bench
-from torch_cudal1.training.comparison import comparisons
-from torch_cudal1.training.demo import DEMO
-from torch_cudal1.training.extras import quiet
-from torch_cudal1.training.plan import Plan, read_plan
-from torch_cudal1.training.redteam import red_team
-from torch_cudal1.training.running import Run, results_of, run_here
-from torch_cudal1.training.running import run as run_plan
+from torch_cudal1.training.experiments import report
+from torch_cudal1.training.experiments.comparison import comparisons
+from torch_cudal1.training.experiments.demo import DEMO
+from torch_cudal1.training.experiments.plan import Plan, read_plan
+from torch_cudal1.training.experiments.redteam import red_team
+from torch_cudal1.training.experiments.running import Run, results_of, run_here
+from torch_cudal1.training.experiments.running import run as run_plan
 from torch_cudal1.training.runs import STAGES, RunConfig, Stage, begin, read_config, stage_of
-from torch_cudal1.training.score import Rule
-from torch_cudal1.view import text
-from torch_cudal1.view.article import Section, Table, article
-from torch_cudal1.view.terminal import Screen
 
 __all__ = ["run"]
 

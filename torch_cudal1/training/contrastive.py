@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_cudal1.training.measured import Measured
-from torch_cudal1.training.model import Writer
+from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.reward import RewardKind, reward_of
+from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
+from torch_cudal1.judge.pool.measured import Measured
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of, turn
-from torch_cudal1.training.reward import RewardKind, reward_of
 from torch_cudal1.training.rl_native import Generation, GrpoConfig
-from torch_cudal1.training.selectors import Nothing, Selector, exemplars
 from torch_cudal1.training.smoothing import Moments, smooth
 
 __all__ = ["ContrastiveStep"]

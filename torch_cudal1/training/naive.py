@@ -13,14 +13,14 @@ from secrets import randbits
 
 import torch
 
-from torch_cudal1.errors import TargetError
-from torch_cudal1.judge.limits import limits_for
-from torch_cudal1.judge.nursery import Nursery
-from torch_cudal1.judge.profiles import BUCKETS
-from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.training.measured import Decoded, Failure, Measured, TrainingTask
-from torch_cudal1.training.score import score_of
-from torch_cudal1.training.terms import Terms
+from torch_cudal1.core.errors import TargetError
+from torch_cudal1.judge.checks.profiles import BUCKETS
+from torch_cudal1.judge.pool.measured import Decoded, Failure, Measured, TrainingTask
+from torch_cudal1.judge.pool.score import score_of
+from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.sandbox.limits import limits_for
+from torch_cudal1.judge.sandbox.nursery import Nursery
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
 
 __all__ = ["NaiveEvaluator"]
 

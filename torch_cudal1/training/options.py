@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torch_cudal1.commands.command import Command
+from torch_cudal1.cli.command import Command
 
 __all__ = ["COMMAND", "add"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.training.appraise import Appraiser, Asked
-from torch_cudal1.training.database import View, digest
-from torch_cudal1.training.journal import Journal
-from torch_cudal1.training.measured import Measured, TrainingTask
-from torch_cudal1.training.model import Rollout, Writer
-from torch_cudal1.training.records import Exemplar, Policy
+from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
+from torch_cudal1.ingest.llm.database import View, digest
+from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.ingest.llm.model import Rollout, Writer
+from torch_cudal1.ingest.llm.records import Exemplar, Policy
+from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 
 __all__ = ["Chance", "Recorder", "Ruled", "Sampled", "Shown", "facts_of", "turn"]
 

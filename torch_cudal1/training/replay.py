@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.judge.decide import conservative
-from torch_cudal1.judge.profiles import BUCKETS
+from torch_cudal1.judge.checks.profiles import BUCKETS
+from torch_cudal1.judge.evaluate.decide import conservative
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.landscape.packed import LandscapeError, read
 from torch_cudal1.training.landscape.rows import Row
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.tasks import Split, load_split
 
 __all__ = ["ReplayEvaluator", "Unmeasured"]

@@ -19,16 +19,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.appraise import Appraiser, Asked
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
+from torch_cudal1.ingest.llm.database import Database, Sample, digest
+from torch_cudal1.ingest.llm.extras import needed
+from torch_cudal1.ingest.llm.reward import reward_of
+from torch_cudal1.ingest.llm.selectors import exemplars
+from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.contrastive import ContrastiveStep
-from torch_cudal1.training.database import Database, Sample, digest
-from torch_cudal1.training.extras import needed
-from torch_cudal1.training.measured import TrainingTask
 from torch_cudal1.training.recorder import facts_of
-from torch_cudal1.training.reward import reward_of
 from torch_cudal1.training.rl_native import GrpoConfig
-from torch_cudal1.training.selectors import exemplars
 from torch_cudal1.training.smoothing import Moments, smooth
 
 __all__ = ["TrlConfig", "arguments", "train_by_trl"]

@@ -18,23 +18,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.appraise import Appraiser
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.appraise import Appraiser
+from torch_cudal1.ingest.llm.database import Database
+from torch_cudal1.ingest.llm.extras import needed
+from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.reward import RewardKind
+from torch_cudal1.ingest.llm.selectors import SelectorName, selector
+from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.benches import Ground
 from torch_cudal1.training.contrastive import ContrastiveStep
-from torch_cudal1.training.database import Database
-from torch_cudal1.training.exam import Exam, examined, step_curve
-from torch_cudal1.training.experiment import Bench
-from torch_cudal1.training.extras import needed
-from torch_cudal1.training.journal import Journal
-from torch_cudal1.training.measured import TrainingTask
-from torch_cudal1.training.model import TinySpec, Writer, create_tiny
-from torch_cudal1.training.plan import built
+from torch_cudal1.training.experiments.exam import Exam, examined, step_curve
+from torch_cudal1.training.experiments.experiment import Bench
+from torch_cudal1.training.experiments.plan import built
 from torch_cudal1.training.recorder import Recorder
-from torch_cudal1.training.reward import RewardKind
 from torch_cudal1.training.rl_native import GrpoConfig, train
 from torch_cudal1.training.rl_trl import TrlConfig, train_by_trl
-from torch_cudal1.training.selectors import SelectorName, selector
 from torch_cudal1.training.stages import CollectConfig, RowConfig, SelfsupConfig, collect, collected, rows, selfsup
 from torch_cudal1.training.supervised import FitConfig, fit
 

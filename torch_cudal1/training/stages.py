@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torch_cudal1.errors import Cudal1Error, TargetError
-from torch_cudal1.training.appraise import Appraiser, Asked
-from torch_cudal1.training.database import Database
-from torch_cudal1.training.measured import Measured, TrainingTask
-from torch_cudal1.training.model import Writer, recovered, replaced
+from torch_cudal1.core.errors import Cudal1Error, TargetError
+from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
+from torch_cudal1.ingest.llm.database import Database
+from torch_cudal1.ingest.llm.model import Writer, recovered, replaced
+from torch_cudal1.ingest.llm.records import Codec, Exemplar, Policy
+from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of
-from torch_cudal1.training.records import Codec, Exemplar, Policy
 from torch_cudal1.training.supervised import FitConfig, Row, fit
 
 __all__ = ["CollectConfig", "RowConfig", "SelfsupConfig", "TeachingCodec", "collect", "collected", "rows", "selfsup"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_cudal1.errors import SettingError
-from torch_cudal1.training.model import Writer
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.model import Writer
 
 __all__ = ["FitConfig", "Row", "fit"]
 

@@ -14,11 +14,11 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.kernelbench import NAMES
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.kernelbench import NAMES
+from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.ksl.ops import OPS, task_of
-from torch_cudal1.training.measured import TrainingTask
 
 __all__ = ["Folder", "Split", "TaskError", "load_split", "read_folder", "tasks_for"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(13, "hidden_state", "caching", expected="contract", status="closed", form="program", variant="program")
 

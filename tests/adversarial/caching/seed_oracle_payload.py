@@ -12,8 +12,8 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
     12, "seed_oracle", "caching", expected="contract", status="closed", form="program", variant="payload", seen=("GM", "KG")

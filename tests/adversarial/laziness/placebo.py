@@ -12,7 +12,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(19, "placebo", "laziness", expected="contract", status="closed", form="program", seen=("L1", "MK", "KG"), alone=True)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
     19,

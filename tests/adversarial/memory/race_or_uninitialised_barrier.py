@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
     49,

@@ -9,7 +9,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import PRODUCT, assembled, on_cuda, product
-from torch_cudal1.program.executor import prepare
+from torch_cudal1.runtime.executor import prepare
 
 CASE = Case(
     50,

@@ -11,7 +11,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(21, "dtype_changed", "numerics", expected="contract", status="closed", form="program", variant="program", seen=("L1",))
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import product
-from torch_cudal1.program.schedule import build
+from torch_cudal1.runtime.schedule import build
 
 CASE = Case(
     38,

@@ -12,8 +12,8 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, spec
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
     33, "persistent_output", "state", expected="contract", status="closed", form="program", variant="constant", seen=("L1",)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, spec
-from torch_cudal1.program.model import Program
-from torch_cudal1.records import Candidate, Region
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(34, "wrong_alias", "state", expected="contract", status="closed", form="program", variant="program", seen=("L1",))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kernelbench.ablation import ARMS, products, settings_of, told
-from torch_cudal1.settings import FAMILIES, Settings
+from torch_cudal1.core.settings import FAMILIES, Settings
 
 
 def row(key: str, together: float, **alone: float) -> dict[str, Any]:

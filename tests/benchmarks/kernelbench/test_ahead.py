@@ -10,10 +10,10 @@ import pytest
 from benchmarks.kernelbench.__main__ import main
 from benchmarks.kernelbench.planning import captured
 from benchmarks.kernelbench.tasks import Task
-from torch_cudal1 import built
-from torch_cudal1.island_kernels import proposals_of
-from torch_cudal1.records import Candidate
-from torch_cudal1.search import islands_of
+from torch_cudal1.ir.records import Candidate
+from torch_cudal1.search import built
+from torch_cudal1.search.island_kernels import proposals_of
+from torch_cudal1.search.search import islands_of
 
 SOFTMAX = """
 import torch

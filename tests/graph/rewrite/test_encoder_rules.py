@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_cudal1 import backend
+from torch_cudal1.api import backend
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
-from torch_cudal1.program.cost import estimate
+from torch_cudal1.ir.cost import estimate
 
 from .helpers import capture, ops, run
 from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, moved_to_a_gpu

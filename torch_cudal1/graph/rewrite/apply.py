@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from torch_cudal1 import observe
+from torch_cudal1.core import observe
 from torch_cudal1.graph.rewrite.match import fake_mode, is_dead_when_unused, with_strides
 from torch_cudal1.graph.rewrite.rule import Rule
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from torch_cudal1.ingest.llm.records import Exemplar, Undecodable
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl import torch_source, triton_flat, triton_mm, triton_rows
 from torch_cudal1.training.ksl.analysis import Marks, analysis_of, marked
 from torch_cudal1.training.ksl.frame import Case, cheat, module
@@ -12,8 +14,6 @@ from torch_cudal1.training.ksl.grammar import Device, Program, parse
 from torch_cudal1.training.ksl.ops import facts_of
 from torch_cudal1.training.ksl.sentence import EOS, SPECIAL, prompt_of, vocabulary
 from torch_cudal1.training.ksl.spaces import SPACES, space, templates_of
-from torch_cudal1.training.measured import Decoded, TrainingTask
-from torch_cudal1.training.records import Exemplar, Undecodable
 
 __all__ = ["KslCodec"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_cudal1.training.measured import TrainingTask
+from torch_cudal1.judge.pool.measured import TrainingTask
 
 __all__ = ["DIMS", "DTYPES", "OPS", "Argument", "Op", "facts_of", "reference", "task_of"]
 

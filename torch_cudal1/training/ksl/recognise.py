@@ -11,8 +11,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.ops import DIMS, OPS, Op
-from torch_cudal1.training.measured import TrainingTask
 
 __all__ = ["Recognised", "recognise", "recognise_all"]
 

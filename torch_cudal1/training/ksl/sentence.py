@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from torch_cudal1.ingest.llm.records import Exemplar
+from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.grammar import HACKS, Device, Program, parse
 from torch_cudal1.training.ksl.ops import DIMS, DTYPES, OPS, Op, facts_of
 from torch_cudal1.training.ksl.spaces import SPACES, templates_of
-from torch_cudal1.training.measured import TrainingTask
-from torch_cudal1.training.records import Exemplar
 
 __all__ = ["EOS", "SPECIAL", "Sentence", "prompt_of", "read_prompt", "score_of", "score_word", "vocabulary"]
 

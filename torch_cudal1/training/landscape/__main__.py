@@ -25,23 +25,23 @@ from typing import Any, Literal
 
 import torch
 
-from torch_cudal1.errors import Cudal1Error
-from torch_cudal1.judge.gpu_state import gpu_state
-from torch_cudal1.records import Contract
-from torch_cudal1.settings import Settings
+from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.core.version import __version__
+from torch_cudal1.device.gpu_state import gpu_state
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.pool.lanes import fitting
+from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.measured import TrainingTask
+from torch_cudal1.judge.pool.score import Rule
+from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import OPS
 from torch_cudal1.training.landscape.packed import Landscape, LandscapeError, read, write
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.survey import ROWS, Progress, Survey, complete, rows_on_record
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.lanes import fitting
-from torch_cudal1.training.measure import JudgeEvaluator
-from torch_cudal1.training.measured import TrainingTask
-from torch_cudal1.training.score import Rule
 from torch_cudal1.training.tasks import Split, load_split
-from torch_cudal1.training.terms import Terms
-from torch_cudal1.version import __version__
 
 __all__ = ["main"]
 

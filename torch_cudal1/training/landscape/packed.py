@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.errors import Cudal1Error
+from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.training.landscape.rows import Row
 
 __all__ = ["Landscape", "LandscapeError", "read", "write"]

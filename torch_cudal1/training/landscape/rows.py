@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch_cudal1.training.measured import Measured, Outcome
+from torch_cudal1.judge.pool.measured import Measured, Outcome
 
 __all__ = ["Row"]
 

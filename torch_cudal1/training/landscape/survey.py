@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from torch_cudal1.training.journal import Journal
+from torch_cudal1.ingest.llm.journal import Journal
+from torch_cudal1.ingest.llm.records import Undecodable
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.landscape.packed import LandscapeError
 from torch_cudal1.training.landscape.rows import Row
 from torch_cudal1.training.landscape.trusting import Trusting
-from torch_cudal1.training.measured import Decoded, Measured, TrainingTask
-from torch_cudal1.training.records import Undecodable
 
 __all__ = ["ROWS", "Progress", "Survey", "complete", "decoded", "rows_on_record"]
 

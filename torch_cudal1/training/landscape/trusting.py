@@ -14,13 +14,13 @@ from types import TracebackType
 
 import torch
 
-from torch_cudal1.judge.limits import limits_for
-from torch_cudal1.judge.nursery import Nursery
-from torch_cudal1.judge.sandbox import CandidateFailure, Child
-from torch_cudal1.records import Contract
-from torch_cudal1.settings import Settings
-from torch_cudal1.training.gate import Gate
-from torch_cudal1.training.measured import Decoded, TrainingTask
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.pool.gate import Gate
+from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
+from torch_cudal1.judge.sandbox.limits import limits_for
+from torch_cudal1.judge.sandbox.nursery import Nursery
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
 
 __all__ = ["Trusting"]
 

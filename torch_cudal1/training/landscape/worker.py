@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.errors import SandboxError
-from torch_cudal1.judge.ahead import compile_ahead, has_kernels
-from torch_cudal1.judge.clock import synchronise
-from torch_cudal1.judge.modules import imported
-from torch_cudal1.judge.worker import VERBS as JUDGE_VERBS
-from torch_cudal1.judge.worker import Request, Session, main
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.judge.benchmark.clock import synchronise
+from torch_cudal1.judge.worker.ahead import compile_ahead, has_kernels
+from torch_cudal1.judge.worker.modules import imported
+from torch_cudal1.judge.worker.worker import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker.worker import Request, Session, main
 
 __all__ = ["VERBS", "naive", "ready"]
 

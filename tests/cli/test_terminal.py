@@ -1,0 +1,97 @@
+"""What goes to stdout and stderr, and when progress speaks."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from torch_cudal1.cli.view.terminal import Progress, Screen, time_left
+from torch_cudal1.core.explanation import Interval
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, float | None, str]] = []
+        self.closed = False
+
+    def show(self, what: str, fraction: float | None, left: str) -> None:
+        self.shown.append((what, fraction, left))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def screen(out: io.StringIO | None = None, **how: bool) -> Screen:
+    return Screen(out=out or io.StringIO(), err=io.StringIO(), width=60, **how)  # type: ignore[arg-type]
+
+
+def test_work_of_under_two_seconds_shows_no_progress() -> None:
+    now = [0.0]
+    seen = Seen()
+    with Progress(seen, lambda: now[0]).shown() as report:
+        for at in (0.0, 1.0, 1.9):
+            now[0] = at
+            report("judging", 0.5)
+        assert seen.shown == []
+        now[0] = 4.0
+        report("judging", 0.25)
+    assert seen.shown == [("judging", 0.25, "about 12 s left")]
+    assert seen.closed
+
+
+def test_the_display_is_closed_when_the_work_fails() -> None:
+    seen = Seen()
+    with pytest.raises(KeyError), Progress(seen).shown():
+        raise KeyError("x")
+    assert seen.closed
+
+
+@pytest.mark.parametrize(
+    ("passed", "fraction", "shown"), [(10.0, 0.5, "about 10 s left"), (10.0, None, "10 s so far"), (10.0, 0.001, "10 s so far")]
+)
+def test_time_left_is_only_promised_when_something_is_known(passed: float, fraction: float | None, shown: str) -> None:
+    assert time_left(passed, fraction) == shown
+
+
+def test_a_fraction_outside_its_range_is_clipped() -> None:
+    now, seen = [0.0], Seen()
+    progress = Progress(seen, lambda: now[0])
+    now[0] = 5.0
+    progress.update("x", 7.0)
+    assert seen.shown == [("x", 1.0, "about 0.0 s left")]
+
+
+def test_json_output_is_one_value_and_nothing_else() -> None:
+    made = screen(as_json=True)
+    made.line("for people")
+    made.table(("a",), [["b"]])
+    made.json({"v": Interval(1.0, 1.0, 1.0), "inf": float("inf")})
+    assert json.loads(made.out.getvalue()) == {"v": {"value": 1.0, "low": 1.0, "high": 1.0}, "inf": "inf"}  # type: ignore[attr-defined]
+
+
+def test_text_output_holds_no_json() -> None:
+    made = screen()
+    made.json({"a": 1})
+    made.line("for people")
+    assert made.out.getvalue() == "for people\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal], ids=["pipe", "terminal with rich"])
+def test_a_table_shows_markup_in_a_name_as_it_is(stream: type[io.StringIO]) -> None:
+    out = stream()
+    screen(out).table(("name", "n"), [["[bold]x[/bold]", "1"]])
+    assert "[bold]x[/bold]" in out.getvalue()
+
+
+def test_problems_go_to_stderr_as_one_line() -> None:
+    made = screen()
+    made.problem("first\nsecond")
+    assert made.err.getvalue() == "cudal1: first second\n"  # type: ignore[attr-defined]
+    assert made.out.getvalue() == ""  # type: ignore[attr-defined]

@@ -1,0 +1,247 @@
+"""The whole way of a published task: an accepted one is used without a search, a cheat is refused and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_cudal1
+from tests.adversarial.nursery import forked_children
+from tests.entries import entry_for
+from torch_cudal1.core import observe
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.ingest.formats.tasks import Task
+from torch_cudal1.ingest.published import adopt
+from torch_cudal1.ingest.published.adopt import Adoption
+from torch_cudal1.ir.records import Candidate, Check, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.judge.evaluate import court, race
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob, PairJudgement
+from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.search import pipeline
+from torch_cudal1.search.pipeline import Choice, end_to_end_name
+from torch_cudal1.store.place import Place, place_for
+
+CPU = torch.device("cpu")
+HEAD = "import torch\n"
+MODULE = """
+class {name}(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(width))
+
+    def forward(self, x):
+        {body}
+"""
+INPUTS = """
+def get_inputs(): return [torch.randn(256, 512)]
+def get_init_inputs(): return [512]
+"""
+SLOW = "return torch.sort(x * self.weight, dim=1).values.amax(1)"
+FAST = "return (x * self.weight).amax(1)"
+REFERENCE = HEAD + MODULE.format(name="Model", body=SLOW) + INPUTS
+
+
+def task(body: str = FAST) -> Task:
+    return Task("here:1", "level 1 task 7", REFERENCE, HEAD + MODULE.format(name="ModelNew", body=body), {"score": 9.0})
+
+
+class Believer:
+    """A court that finds every source right: what comes after it must stand alone."""
+
+    def __init__(self, job: PairJob, progress: Any = None) -> None:
+        self.judged = 0
+
+    def judge(self, reference: str, candidate: str, *, timed: bool) -> PairJudgement:
+        assert not timed
+        self.judged += 1
+        verdict = Verdict((Check("contract", True),))
+        return PairJudgement(SourceCandidate(candidate), Rejected("not timed", "timing"), verdict)
+
+    def close(self) -> None:
+        pass
+
+
+def won(trial: Any, ranking: Any, verdict: Verdict, job: Any) -> tuple[Verdict, Timing]:
+    """The measurement of a Program that was found right."""
+    return verdict, Timing(verdict, ranking.best.label, 10.0, 100.0, 10.0, 9.0, 11.0, 50, dict(ranking.medians_us), score=9.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nursery() -> Iterator[None]:
+    with forked_children():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One baseline, and a clock that every right Program wins on: what is raced, and how long, is tested elsewhere."""
+    monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(race, "_BUDGET_S", 0.5)
+    monkeypatch.setattr(court, "_measured", won)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return place_for(CPU, Settings(cache_dir=tmp_path / "cache", candidate_timeout_s=30.0))
+
+
+@pytest.fixture
+def adoption(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adoption]:
+    monkeypatch.setattr(adopt, "PairCourt", Believer)
+    with Adoption(place, PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")) as made:
+        yield made
+
+
+def entries(place: Place) -> list[Any]:
+    return list(place.cache.entries())
+
+
+def measured_whole(region: Region, entry: Entry, place: Place) -> None:
+    """Remember that the whole call is faster with it: `accelerate` asks its own clock otherwise."""
+    choices = [Choice(region, entry.choice, entry, "")]
+    note = {"winner": "cudal1", "note": "planted", "candidates": [entry.choice.digest]}
+    place.cache.put_alias(end_to_end_name(choices), note, place.target, place.contract)
+
+
+def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(adoption: Adoption, place: Place) -> None:
+    found = adoption.adopt(task())
+    assert (found.outcome, found.stored) == ("accepted", True), found
+    assert found.low == 9.0
+    (entry,) = (one.entry for one in entries(place))
+    assert entry.choice.origin == "published"
+    assert entry.evidence["published"]["task"] == "level 1 task 7"
+    space: dict[str, Any] = {}
+    exec(REFERENCE, space)
+    model, x = space["Model"](512).eval(), torch.randn(256, 512)
+    with torch.no_grad():
+        expected = model(x)
+        measured_whole(captured_regions(model, (x,))[0], entry, place)
+        before = observe.report().counters
+        torch_cudal1.accelerate(model, x, cache_dir=place.settings.cache_dir, strictness="error")
+        torch.testing.assert_close(model(x), expected)
+    (region,) = torch_cudal1.explain(model).regions
+    after = observe.report().counters
+    assert region.origin == "published"
+    assert region.key == found.region_key
+    for counter in ("regions_tuned", "candidates_judged"):
+        assert after.get(counter, 0) == before.get(counter, 0)
+
+
+def test_a_program_for_which_no_time_was_left_is_not_rejected(
+    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [{"label": "one -> eager", "decision": "not judged", "reason": "the budget was spent"}]
+
+    def raced_too_long(region: Region, place: Place, programs: Any, *, origin: str, **_: Any) -> Entry:
+        baseline = Candidate(region.program, "eager", "baseline")
+        return replace(entry_for(region, baseline, place.settings), tried=tuple(late))
+
+    monkeypatch.setattr(adopt, "tune_with", raced_too_long)
+    found = adoption.adopt(task())
+    assert (found.outcome, found.detector, found.stored) == ("not_judged", "budget", False)
+    assert f"budget of {place.settings.budget_s:g} s" in found.reason
+    assert "--budget" in found.reason
+    assert entries(place) == []
+
+
+def entry_at(low: float, region: Region, place: Place, candidate: Candidate, **told: Any) -> Entry:
+    """What a search would have made of a candidate."""
+    entry = entry_for(region, candidate, place.settings)
+    timing = {**entry.evidence["timing"], "speedup": low * 1.1, "low": low}
+    return replace(entry, evidence={**entry.evidence, "timing": timing}, **told)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
+    """Let whatever is judged come out at `low`."""
+
+    def stand_in(region: Region, place: Place, programs: Any, *, origin: str, **_: Any) -> Entry:
+        ((program, techniques),) = programs
+        return entry_at(low, region, place, Candidate(program, "eager", origin, techniques))
+
+    monkeypatch.setattr(adopt, "tune_with", stand_in)
+
+
+def test_a_stored_decision_goes_only_for_a_faster_one(adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for low, stored in ((2.0, True), (1.5, False), (3.0, True)):
+        measured(monkeypatch, low)
+        found = adoption.adopt(task())
+        assert (found.outcome, found.stored) == ("accepted", stored)
+        assert (found.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x") == (not stored)
+    (entry,) = (one.entry for one in entries(place))
+    assert entry.speedup == 3.0
+
+
+def test_a_program_that_is_right_and_no_faster_is_not_stored(
+    adoption: Adoption, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {"label": "x -> eager", "decision": "rejected", "reason": "0.98x", "detector": "timing", "speedup": 0.99, "low": 0.98}
+
+    def stand_in(region: Region, place: Place, programs: Any, **_: Any) -> Entry:
+        return entry_at(1.0, region, place, Candidate(region.program, "eager", "baseline"), tried=(slow,))
+
+    monkeypatch.setattr(adopt, "tune_with", stand_in)
+    found = adoption.adopt(task())
+    assert (found.outcome, found.reason, found.low, found.stored) == ("not_faster", "0.98x", 0.98, False)
+    assert adoption.adopt(task(SLOW)).reason == "it is the reference's own graph"
+    assert not entries(place)
+
+
+LIES = {  # right when it is run, and not what it lets itself be traced as
+    "another result": f"return x.amax(1) if type(x) is not torch.Tensor else {FAST[7:]}",
+    "memory that nobody wrote": "return torch.empty(x.shape[0])",
+    "nothing of its inputs": "return torch.zeros(x.shape[0])",
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(name: str, adoption: Adoption, place: Place) -> None:
+    found = adoption.adopt(task(LIES[name]))
+    assert found.outcome == "rejected", found
+    assert found.detector
+    assert not entries(place)
+
+
+def test_a_cheating_source_is_refused_before_it_is_lowered(place: Place) -> None:
+    job = PairJob(place.settings, place.contract, CPU, gradients=False, trust="foreign")
+    with Adoption(place, job) as adoption:
+        assert isinstance(adoption._court, PairCourt)
+        found = adoption.adopt(
+            task(
+                "self.last = getattr(self, 'last', None)\nif self.last is None: self.last = x.amax(1)\nreturn self.last".replace(
+                    "\n", "\n        "
+                )
+            )
+        )
+    assert (found.outcome, found.stored) == ("rejected", False)
+    assert found.detector
+    assert found.region_key == ""
+    assert not entries(place)
+
+
+def test_what_is_not_lowerable_says_why_and_stores_nothing(adoption: Adoption, place: Place) -> None:
+    found = adoption.adopt(task(f"if x.sum() > 0: pass\n        {FAST}"))
+    assert found.outcome == "not_lowerable"
+    assert "values of tensors" in found.reason
+    assert not entries(place)
+
+
+def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(adoption: Adoption) -> None:
+    broken = Task("here:1", "x", REFERENCE.replace("[512]", "[513]"), task().candidate)
+    assert adoption.adopt(broken).outcome in ("reference_unusable", "not_lowerable")
+    unreadable = Task("here:1", "x", "class Model(:", task().candidate)
+    found = adoption.adopt(unreadable)
+    assert found.outcome == "reference_unusable"
+    assert "SyntaxError" in found.reason
+
+
+def test_withdrawn_and_foreign_tasks_cost_nothing(adoption: Adoption) -> None:
+    assert adoption.adopt(Task("here", "x", REFERENCE, None)).outcome == "withdrawn"
+    found = adoption.adopt(Task("here", "x", REFERENCE, "", foreign="it is written in cuda"))
+    assert (found.outcome, found.reason) == ("not_lowerable", "it is written in cuda")
+    assert adoption._court.judged == 0  # type: ignore[attr-defined]

@@ -1,0 +1,196 @@
+"""Detectors of memory on a GPU: Programs of one kernel with one thing wrong, and sources in Triton; the honest twins pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
+from tests.judge.programs import subject
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Check, Contract
+from torch_cudal1.judge.checks import Detector
+from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
+from torch_cudal1.judge.checks.memory import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks.process import resource
+from torch_cudal1.judge.checks.profiles import PROFILES
+from torch_cudal1.judge.checks.sanitize import sanitizer
+from torch_cudal1.judge.checks.state import fresh_output
+from torch_cudal1.judge.checks.static.contract import contract
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.reference.pair import SourceCandidate, read_reference
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+CUDA = torch.device("cuda", 0)
+STORE = "st.global.f32 [%d4], %f3;"
+# The value read decides something: the assembler drops a load that nobody uses, a volatile one too.
+# What lies there is PyTorch's in an ordinary run: x before y, y behind x, and a megabyte further the rest of its segment.
+PEEK = "ld.global.u32 %r5, [%d{}]; setp.eq.u32 %p1, %r5, 2143289345; @%p1 mov.f32 %f3, %f1; " + STORE
+PEEKING, PEEKING_BEFORE, PEEKING_FAR = (
+    PRODUCT.replace(STORE, PEEK.format(place)) for place in ("2+16384", "3+-16384", "2+1048576")
+)
+SPILLING = PRODUCT.replace(STORE, f"{STORE} st.global.f32 [%d4+524288], %f3;")
+
+
+def plan(text: str = PRODUCT, grid: int = 32) -> Program:
+    return on_cuda(product("cuda"), assembled(text), "product", grid=grid)
+
+
+def decorated() -> Program:
+    """The kernel runs, and eager's operator makes the result."""
+    whole = plan()
+    return replace(whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,))
+
+
+def guarding() -> Program:
+    """Eager's operators make the result but for infinities, which the kernel is there for."""
+    whole = plan()
+    finite = (op("aten.mul.Tensor", V(0), V(1), out=3), op("aten.clamp.default", V(3), -3e38, 3e38, out=4))
+    chosen = (op("aten.isinf.default", V(2), out=5), op("aten.where.self", V(5), V(2), V(4), out=6))
+    return replace(whole, steps=(*whole.steps, *finite, *chosen), outputs=(6,))
+
+
+CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
+    "honest": (plan, (fresh_output, env_diff_calls, poison, guard_band, guard_page, ghost, resource), None),
+    "rows left unwritten": (lambda: plan(grid=31), (poison,), "poison"),
+    "a block too many": (lambda: plan(grid=33), (guard_band,), "guard_band"),
+    "a kernel for show": (decorated, (ghost,), "ghost"),
+    "a kernel for infinities": (guarding, (ghost,), None),
+    "a stray read": (lambda: plan(PEEKING), (guard_page,), "guard_page"),
+    "a stray read before the start": (lambda: plan(PEEKING_BEFORE), (guard_page,), "guard_page"),
+    "a store far away": (lambda: plan(SPILLING), (guard_page,), "guard_page"),
+    "a stray read under the sanitizer": (lambda: plan(PEEKING_FAR), (sanitizer,), "sanitizer"),
+    "honest under the sanitizer": (plan, (sanitizer,), None),
+}
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:  # a fresh one each: some of these lose theirs
+    with Child(limits_for(Settings(), CUDA), Contract()) as running:
+        yield running
+
+
+def asked(trial: Trial, *detectors: Detector) -> list[Check]:
+    trial.load("candidate", trial.candidate)
+    for _ in range(2):
+        sample = trial.draw("normal")
+        trial.results[sample.name] = trial.run(sample)
+    return list(validate(trial, PROFILES["standard"], detectors=detectors).checks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_of_one_kernel(child: Child, name: str) -> None:
+    make, detectors, refused = CASES[name]
+    program = candidate(make())
+    assert all(check.passed for check in contract(product("cuda"), program))
+    checks = asked(Trial(subject(product("cuda"), device="cuda"), program, Contract(), CUDA, child), *detectors)
+    print(checks)
+    failed = [check.name for check in checks if not check.passed]
+    assert failed == ([refused] if refused else []), checks
+
+
+def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child) -> None:
+    """Its result, scaled down, goes through a softmax, for which one number everywhere is as good as what it computes."""
+    region, honest = product("cuda"), plan()
+    faint = (op("aten.mul.Tensor", V(2), 1e-9, out=3), op("aten._softmax.default", V(3), -1, False, out=4))
+    region = replace(region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,)))
+    program = candidate(replace(honest, steps=(*honest.steps, *faint), outputs=(4,)))
+    checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), ghost)
+    assert all(check.passed for check in checks), checks
+
+
+REFERENCE = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x, y):
+        return x * y
+def get_inputs():
+    return [torch.randn(64, 64), torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """
+import torch, triton, triton.language as tl
+from torch import nn
+@triton.jit
+def product(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.store(out + at, tl.load(x + at, mask=mask) * tl.load(y + at, mask=mask), mask=mask)
+{more}
+class ModelNew(nn.Module):
+    def forward(self, x, y):
+        out = torch.empty_like(x)
+        product[({grid},)](x, y, out, x.numel(), BLOCK=1024)
+        {then}
+        return out
+"""
+BEYOND = "    tl.store(out + n + tl.arange(0, 2), 0.0, mask=tl.program_id(0) == 0)\n"
+BEYOND_READ = "    seen = tl.load(x + n + at, volatile=True)\n    tl.store(out + at, seen, mask=seen == 12345.678)\n"
+SOURCES = {
+    "honest": (
+        {"more": "", "grid": "4", "then": ""},
+        (env_diff, fresh_output, env_diff_calls, poison, guard_band, guard_page, resource),
+        None,
+    ),
+    "a block too few": ({"more": "", "grid": "3", "then": ""}, (poison,), "poison"),
+    "a store beyond the end": ({"more": BEYOND, "grid": "4", "then": ""}, (guard_band,), "guard_band"),
+    "a read beyond the end": ({"more": BEYOND_READ, "grid": "4", "then": ""}, (guard_page,), "guard_page"),
+    "device memory each call": (
+        {"more": "KEPT = []", "grid": "4", "then": "KEPT.append(torch.ones(1 << 20, device=x.device))"},
+        (resource,),
+        "resource",
+    ),
+    "the current device's stream": (
+        {"more": "torch.cuda.set_stream(torch.cuda.Stream())", "grid": "4", "then": ""},
+        (env_diff,),
+        "env_diff",
+    ),
+    "TF32": ({"more": "torch.backends.cuda.matmul.allow_tf32 = True", "grid": "4", "then": ""}, (env_diff,), "env_diff"),
+    "honest under the sanitizer": ({"more": "", "grid": "4", "then": ""}, (sanitizer,), None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_in_triton(name: str) -> None:
+    parts, detectors, refused = SOURCES[name]
+    with Child(limits_for(Settings(), CUDA), Contract()) as oracle, Child(limits_for(Settings(), CUDA), Contract()) as own:
+        reference, examples = read_reference(oracle, REFERENCE, CUDA)
+        text = SourceCandidate(KERNEL.format(**parts))
+        checks = asked(Trial(reference, text, Contract(), CUDA, own, examples), *detectors)
+    print(checks)
+    assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), checks
+
+
+def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:
+    from torch_cudal1.judge.worker.inspections import fill_free_blocks
+
+    for size in (16_384, 3 << 20):
+        kept = torch.zeros(size, dtype=torch.uint8, device=CUDA)
+        freed = torch.zeros(size, dtype=torch.uint8, device=CUDA)
+        del freed
+        fill_free_blocks(63, CUDA)
+        assert bool((torch.empty(size, dtype=torch.uint8, device=CUDA) == 63).all())
+        del kept
+
+
+def test_memory_of_other_streams_is_filled_too_where_it_is_asked_for() -> None:
+    from torch_cudal1.judge.worker.inspections import fill_free_blocks
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        freed = torch.zeros(3 << 20, dtype=torch.uint8, device=CUDA)
+        place = freed.data_ptr()
+        del freed
+    fill_free_blocks(63, CUDA, everywhere=True)
+    with torch.cuda.stream(side):
+        again = torch.empty(3 << 20, dtype=torch.uint8, device=CUDA)
+        assert again.data_ptr() == place
+        assert bool((again == 63).all())

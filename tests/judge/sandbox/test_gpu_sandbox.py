@@ -1,0 +1,116 @@
+"""The same confinement with a live GPU: what CUDA needs works, what is forbidden stays forbidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.sandbox import probe
+from torch_cudal1.judge.sandbox.confine import landlock, seccomp
+from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.worker.modules import CallForm, pack
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+able = pytest.mark.skipif(not landlock.version() or not seccomp.supported(), reason="no Landlock or no filter here: level 1 only")
+CUDA = torch.device("cuda", 0)
+FORM = CallForm("ModelNew", pack({"args": [], "kwargs": {}}, None), (), pack({"args": [torch.ones(1)], "kwargs": {}}, [])).to_json()
+WORK = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x
+def work():
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).cuda()
+    layers(torch.randn(8, 3, 64, 64, device="cuda")).sum().backward()
+    torch.linalg.svd(torch.randn(64, 64, device="cuda"))
+    graph, still = torch.cuda.CUDAGraph(), torch.randn(512, 512, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = still @ still
+    graph.replay()
+    torch.cuda.synchronize()
+work()
+"""
+COMPILED = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x
+f = torch.compile(lambda x: torch.softmax(x * 2 + 1, -1))
+x = torch.randn(64, 1000, device="cuda")
+torch.testing.assert_close(f(x), torch.softmax(x * 2 + 1, -1))
+"""
+WORKERS = """
+import torch
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x
+pool = SubprocPool(2)
+try:
+    assert pool.submit(torch.cuda.is_available).result(timeout=100), "a compile worker sees no GPU"
+finally:
+    pool.shutdown()
+"""
+GREEDY = "import torch\nhalf = torch.cuda.mem_get_info()[1] * 95 // 100\ntorch.empty(half, dtype=torch.uint8, device='cuda')"
+
+
+def load(child: Child, text: str) -> None:
+    child.call("load_source", slot="candidate", text=text, form=FORM, way={})
+
+
+@able
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("phase", ["build", "run"])
+def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
+    limits = limits_for(Settings(), CUDA, trust="foreign", phase=phase)  # type: ignore[arg-type]
+    probed = probe.measure(limits, level)
+    print(probed.why)
+    if level == 3 and probed.error and "namespace" in probed.error:
+        pytest.skip(probed.error)
+    assert probed.level == level, probed.why
+    assert {c.name: c.detail for c in probed.controls}["GPU"] == "made a context, allocated, compiled, launched"
+
+
+@able
+def test_own_code_with_a_gpu_is_confined_at_level_2() -> None:
+    probed = probe.measure(limits_for(Settings(), CUDA), 2)
+    assert probed.level == 2, probed.why
+
+
+@able
+def test_strangers_work_on_the_gpu_in_the_run_phase() -> None:
+    with Child(limits_for(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
+        assert child.confinement.level >= 2, child.confinement
+        load(child, WORK)
+        with pytest.raises(CandidateFailure, match="PermissionError"):
+            load(child, "import os; os.fork()")
+
+
+@able
+@pytest.mark.parametrize("trust", ["own", "foreign"])
+def test_triton_compiles_in_the_build_phase(trust: str) -> None:
+    with Child(replace(limits_for(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()) as child:  # type: ignore[arg-type]
+        assert child.confinement.level >= 2, child.confinement
+        load(child, COMPILED)
+
+
+@able
+def test_pytorchs_share_of_the_gpu_is_capped_for_strangers() -> None:
+    with Child(limits_for(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
+        with pytest.raises(CandidateFailure, match="out of memory") as caught:
+            load(child, GREEDY)
+        assert caught.value.detector == "resource"
+        load(child, WORK)
+
+
+@able
+def test_inductor_s_workers_in_a_child_of_ours_see_the_gpu() -> None:
+    """They ask CUDA in processes of their own, and compile nothing where there is no answer."""
+    with Child(limits_for(Settings(), CUDA), Contract()) as child:
+        assert child.confinement.level == 2, child.confinement.missing
+        load(child, WORKERS)

@@ -1,0 +1,31 @@
+"""Facts about outputs: strides count where they say something, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_cudal1.judge.wire.properties import describe
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    (told,) = describe([tensor], [])
+    assert told is not None
+    return list(told["strides"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(1, 4).as_strided((1, 4), (99, 1)), torch.zeros(1, 4)),
+        (torch.zeros(5).as_strided((1,), (512,)), torch.zeros(1)),
+        (torch.zeros(0, 4), torch.zeros(4, 0).t()),
+    ],
+)
+def test_the_stride_of_a_dimension_without_a_step_is_no_difference(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert one.stride() != other.stride()
+    assert strides(one) == strides(other)
+
+
+def test_a_transposed_result_is_a_difference() -> None:
+    assert strides(torch.zeros(3, 4)) != strides(torch.zeros(4, 3).t())

@@ -1,0 +1,109 @@
+"""Timings survive whoever is killed while writing, and whatever else gets into their file; it stays small."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torch_cudal1.ir.records import Contract, Target
+from torch_cudal1.search.cost_model import timings
+from torch_cudal1.search.cost_model.timings import Timing, add, parsed, path_of, read
+from torch_cudal1.store.cache.store import NotStored, Stored
+
+ONE = Timing("gemm", {"m": 4, "n": 8}, {"method": "half", "rows": 16, "loop": True}, 2.0, 3.5)
+TARGET = Target("cuda", "sm_90", "some GPU", "580", "2.11", "3.6")
+SPOILED = (
+    b"",
+    b"no JSON",
+    b"[1, 2]",
+    b'{"family":"gemm"}',
+    b'{"family":"gemm","sizes":{"m":4},"config":{"rows":16},"bound_us":1.0,"us":NaN}',
+    b'{"family":"gemm","sizes":{"m":4},"config":{"rows":16},"bound_us":1.0,"us":-1.0}',
+    b'{"family":"gemm","sizes":{"m":4},"config":{"rows":16},"bound_us":0,"us":1.0}',
+    b'{"family":"gemm","sizes":{"m":"4"},"config":{"rows":16},"bound_us":1.0,"us":1.0}',
+    b'{"family":"gemm","sizes":{"m":4},"config":{"rows":[16]},"bound_us":1.0,"us":1.0}',
+    b'{"family":7,"sizes":{"m":4},"config":{"rows":16},"bound_us":1.0,"us":1.0}',
+    b"\xff\xfe\x00",
+    b"[" * 100_000,
+)
+
+
+def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "timings" / "one.jsonl"
+    more = [replace(ONE, us=float(us)) for us in range(1, 5)]
+    assert read(path) == []
+    assert isinstance(add(path, more[:2]), Stored)
+    assert isinstance(add(path, more[2:]), Stored)
+    assert read(path) == more
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("line", SPOILED, ids=range(len(SPOILED)))
+def test_a_spoiled_line_costs_itself_only(line: bytes) -> None:
+    whole = timings._line(ONE)
+    assert parsed(whole + b"\n" + line + b"\n" + whole) == [ONE, ONE]
+
+
+def test_a_writer_that_was_killed_in_the_middle_spoils_its_own_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    add(path, [ONE])
+    path.write_bytes(path.read_bytes() + timings._line(ONE)[:30])  # no line end
+    add(path, [replace(ONE, us=7.0)])
+    assert [one.us for one in read(path)] == [3.5, 7.0]
+
+
+def test_many_writers_of_which_some_are_killed_leave_a_file_of_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    code = f"""
+from pathlib import Path
+from torch_cudal1.search.cost_model.timings import Timing, add
+while True:
+    add(Path({str(path)!r}), [Timing("gemm", {{"m": 4}}, {{"rows": 16}}, 2.0, 3.5)] * 5)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    end = time.monotonic() + 60
+    while time.monotonic() < end and len(read(path)) < 50:
+        time.sleep(0.02)
+    for writer in writers:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    add(path, [ONE])
+    lines = [line for line in path.read_bytes().splitlines() if line]
+    assert len(read(path)) >= 51
+    assert len(lines) - len(read(path)) <= len(writers)
+    assert read(path)[-1] == ONE
+
+
+def test_a_file_beyond_its_limit_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timings, "_LIMIT_BYTES", 4000)
+    path = tmp_path / "one.jsonl"
+    for us in range(1, 200):
+        assert isinstance(add(path, [replace(ONE, us=float(us))]), Stored)
+        assert path.stat().st_size <= 4000
+    kept = [one.us for one in read(path)]
+    assert kept == sorted(kept)
+    assert kept[-1] == 199.0
+    assert len(kept) > 8
+
+
+def test_a_disk_that_refuses_costs_the_timing_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert isinstance(add(tmp_path / "file" / "one.jsonl", [ONE]), NotStored)
+    assert read(tmp_path / "file" / "one.jsonl") == []
+
+
+def test_other_machines_and_other_contracts_have_other_files() -> None:
+    names = [
+        path_of(Path("c"), target, contract)
+        for target in (TARGET, replace(TARGET, sku="another"))
+        for contract in (Contract(), Contract("strict"))
+    ]
+    assert len(set(names)) == 4
+    assert path_of(Path("c"), replace(TARGET, driver="590"), Contract()) == names[0]

@@ -1,0 +1,463 @@
+"""Push: one commit with entries and index, on top of whatever others commit meanwhile, nothing broken in it. Pull: all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+import torch_cudal1
+from tests.entries import plant
+from tests.signing import allow, make_signer
+from tests.store.conftest import CONTRACT, HERE, make_entry
+from tests.store.hub_server import HubServer
+from tests.store.test_hub import (
+    ENTRY,
+    NAME,
+    OTHER,
+    REGION,
+    REPO,
+    again,
+    client,
+    filled,
+    found,
+    hub,
+    pushed,
+    repository,
+    settings,
+    source,
+)
+from torch_cudal1.__main__ import main
+from torch_cudal1.core.settings import PREFIX, Settings
+from torch_cudal1.device.machine import target_for
+from torch_cudal1.ir.records import Entry, Miss
+from torch_cudal1.search.pipeline import choose
+from torch_cudal1.store.cache import quarantine
+from torch_cudal1.store.cache.cache import LocalCache, entry_path
+from torch_cudal1.store.cache.inventory import take_inventory
+from torch_cudal1.store.hub import hub_layout, hub_push
+from torch_cudal1.store.hub.hub_client import Unread
+from torch_cudal1.store.hub.hub_layout import (
+    ROOT_INDEX,
+    Root,
+    Shard,
+    TargetIndex,
+    shard_file,
+    target_id,
+    target_index_file,
+)
+from torch_cudal1.store.hub.hub_pull import Pulled, pull
+from torch_cudal1.store.hub.hub_push import offers_of, push
+from torch_cudal1.store.place import place_for
+
+__all__ = ["client", "filled", "hub", "repository"]  # fixtures
+
+
+def listed(hub: HubServer) -> dict[str, str]:
+    """Every file that the index of the repository leads to, with its digest, read as a client would."""
+    files = hub.repositories[REPO].head.files
+    root = Root.read(files[ROOT_INDEX])
+    assert isinstance(root, Root), root
+    rows: dict[str, str] = {}
+    for name, (target, row) in root.targets.items():
+        rows[target_index_file(name)] = row.sha256
+        index = TargetIndex.read(files[target_index_file(name)])
+        assert isinstance(index, TargetIndex), index
+        for contract, shards in index.shards.items():
+            for prefix, of_shard in shards.items():
+                rows[shard_file(name, contract, prefix)] = of_shard.sha256
+                shard = Shard.read(files[shard_file(name, contract, prefix)])
+                assert isinstance(shard, Shard), shard
+                for kind, part in (("entry", shard.entries), ("alias", shard.aliases)):
+                    assert {index.covering(contract, key) for key in part} <= {prefix}  # where a look-up asks for it
+                    rows |= {hub_layout.repository_file(kind, key, target, contract): one.sha256 for key, one in part.items()}
+    return rows
+
+
+def is_consistent(hub: HubServer) -> bool:
+    """Whether the index names exactly the files that are there, with their digests."""
+    there = {
+        path: hashlib.sha256(data).hexdigest()
+        for path, data in hub.repositories[REPO].head.files.items()
+        if path.startswith("targets/")
+    }
+    return there == listed(hub)
+
+
+def keys_in(hub: HubServer) -> set[str]:
+    return {
+        path.split("/")[-1].removesuffix(".safetensors")
+        for path in hub.repositories[REPO].head.files
+        if path.endswith(".safetensors")
+    }
+
+
+def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
+    cache = LocalCache(folder)
+    for entry in entries:
+        cache.put(entry)
+    return offers_of(take_inventory(cache))
+
+
+# Push --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_push_is_one_commit_with_index_and_entries(hub: HubServer, tmp_path: Path) -> None:
+    before = len(hub.repositories[REPO].commits)
+    done = pushed(
+        tmp_path, ENTRY, make_entry(), dataclasses.replace(ENTRY, target=OTHER)
+    )  # the third replaces the first in a cache
+    assert (done.entries, done.unchanged, done.kept, done.left_out) == (2, 0, 0, ())
+    assert len(hub.repositories[REPO].commits) == before + 1
+    assert hub.repositories[REPO].head.oid == done.commit
+    assert hub.repositories[REPO].head.files["README.md"] == b"kernels"
+    assert is_consistent(hub)
+
+
+def test_what_is_there_already_makes_no_commit(hub: HubServer, tmp_path: Path) -> None:
+    first = pushed(tmp_path, ENTRY)
+    second = pushed(tmp_path, ENTRY)
+    assert (second.commit, second.entries, second.unchanged) == (first.commit, 0, 1)
+
+
+def test_a_server_without_the_librarys_own_storage_is_told_as_such(hub: HubServer, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("hf_xet", reason="the library's own storage protocol is not installed")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)  # as a user's process has it
+    LocalCache(tmp_path).put(ENTRY)
+    opened = source(settings(tmp_path, cache_dir=tmp_path, hub_timeout_s=600.0)).hub
+    answer = push(opened.client, opened.repo, offers_of(take_inventory(LocalCache(tmp_path))), message="test")
+    assert isinstance(answer, Unread)
+    assert "HF_HUB_DISABLE_XET=1" in answer.reason
+    assert len(hub.repositories[REPO].commits) == 1, "nothing was committed"
+
+
+def test_a_push_between_ours_and_its_parent_is_not_lost(hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.before_commit.append(lambda: pushed(tmp_path / "theirs", make_entry()) and None)
+    done = pushed(tmp_path / "ours", ENTRY)
+    assert done.entries == 1
+    assert keys_in(hub) == {ENTRY.region_key, make_entry().region_key}
+    assert is_consistent(hub)
+
+
+def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> None:
+    entries = [make_entry(region_key=f"{i:02x}" * 32) for i in range(4)]
+    offers = [offered(tmp_path / str(i), entry) for i, entry in enumerate(entries)]
+    given = source(settings(tmp_path)).hub
+    answers: list[object] = []
+    threads = [threading.Thread(target=lambda o=o: answers.append(push(given.client, given.repo, o, message="x"))) for o in offers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer for answer in answers if isinstance(answer, Unread)] == []
+    assert keys_in(hub) == {entry.region_key for entry in entries}
+    assert is_consistent(hub)
+
+
+def test_a_branch_that_never_stands_still_is_given_up(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_push, "_PAUSE_S", 0.0)
+    hub.faults.before_commit += [lambda i=i: hub.repositories[REPO].add({"n": b"%d" % i}) and None for i in range(20)]
+    given = source(settings(tmp_path)).hub
+    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    assert isinstance(answer, Unread)
+    assert answer.kind == "overtaken"
+    assert "another commit came first (412)" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "wins"), [("2025-02", "2025-01", "theirs"), ("2025-01", "2025-02", "ours"), ("2999-01", "2025-01", "ours")]
+)
+def test_the_later_entry_stays_unless_its_clock_is_wrong(theirs: str, ours: str, wins: str, hub: HubServer, tmp_path: Path) -> None:
+    day = "-01T00:00:00+00:00"
+    pushed(tmp_path / "theirs", dataclasses.replace(ENTRY, package="theirs", created=theirs + day))
+    done = pushed(tmp_path / "ours", dataclasses.replace(ENTRY, package="ours", created=ours + day))
+    assert (done.entries, done.kept) == ((0, 1) if wins == "theirs" else (1, 0))
+    assert found(source(settings(tmp_path / "two"))).entry.package == wins
+
+
+def test_a_large_shard_becomes_many_and_every_entry_is_found(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_layout, "SPLIT_ROWS", 3)
+    entries = [make_entry(region_key=f"{i:x}{j:x}" * 32) for i, j in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0))]
+    pushed(tmp_path, *entries[:3])
+    assert shard_file(target_id(HERE), CONTRACT.digest, "") in hub.repositories[REPO].head.files
+    pushed(tmp_path, *entries[3:])
+    shards = {path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path}
+    assert shards == {"00.json", "01.json", "02.json", "03.json", "1.json", "2.json"}  # "all" is gone, in the same commit
+    assert is_consistent(hub)
+    pushed(tmp_path, ENTRY, make_entry(region_key="04" * 32))  # under prefixes that no shard covers yet
+    assert is_consistent(hub)
+    shards_now = {path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path}
+    assert shards_now == shards | {"all.json"}
+    found(source(settings(tmp_path / "two")))
+
+
+def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_path: Path) -> None:
+    offers = offered(tmp_path / "c", ENTRY, make_entry())
+    path = entry_path(tmp_path / "c", ENTRY.region_key, HERE, CONTRACT)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    given = source(settings(tmp_path)).hub
+    done = push(given.client, given.repo, offers, message="x")
+    assert not isinstance(done, Unread)
+    assert [(broken.path, broken.reason) for broken in done.left_out] == [(path, "it changed while it was pushed; push again")]
+    assert keys_in(hub) == {make_entry().region_key}
+    assert is_consistent(hub)
+
+
+@pytest.mark.parametrize(("limit", "created", "rule"), [(100, "2025-01-01T00:00:00+00:00", "bytes"), (1 << 30, "2" * 41, "a time")])
+def test_what_no_reader_would_take_is_left_out(
+    limit: int, created: str, rule: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_layout, "FILE_LIMIT_BYTES", limit)
+    done = pushed(tmp_path, dataclasses.replace(ENTRY, created=created))
+    (left_out,) = done.left_out
+    assert "an index cannot list it" in left_out.reason
+    assert rule in left_out.reason
+    assert keys_in(hub) == set()
+
+
+@pytest.mark.parametrize("part", ["/preupload/", "/objects/batch", "/storage/", "/commit/"])
+def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(part: str, hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.status[part] = (403, -1)
+    head = hub.repositories[REPO].head.oid
+    given = source(settings(tmp_path)).hub
+    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    assert isinstance(answer, Unread)
+    assert f"{REPO}@main: " in answer.reason
+    assert "may have arrived" not in answer.reason
+    assert hub.repositories[REPO].head.oid == head
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(arrived: bool, hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.lost_answers = 1 if arrived else 0
+    hub.faults.status["/commit/"] = (500, 0 if arrived else 1)
+    before = len(hub.repositories[REPO].commits)
+    done = pushed(tmp_path, ENTRY)
+    assert (done.entries, done.commit) == (1, hub.repositories[REPO].head.oid)
+    assert len(hub.repositories[REPO].commits) == before + 1
+    assert is_consistent(hub)
+
+
+def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.status["/commit/"] = (500, -1)
+    given = source(settings(tmp_path)).hub
+    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    assert isinstance(answer, Unread)
+    assert "the Hub answered 500" in answer.reason
+    assert "push again, what is there is not sent twice" in answer.reason
+
+
+def test_a_push_does_not_write_over_an_index_it_cannot_read(hub: HubServer, tmp_path: Path) -> None:
+    hub.repositories[REPO].add({ROOT_INDEX: b'{"weight_map": {}}'})
+    given = source(settings(tmp_path)).hub
+    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    assert isinstance(answer, Unread)
+    assert "index.json: not an index of this package" in answer.reason
+
+
+def test_aliases_go_with_the_target_of_all_they_speak_of(tmp_path: Path) -> None:
+    cache = LocalCache(tmp_path)
+    there = make_entry(region_key="12" * 32, target=OTHER, package="other")
+    for entry in (ENTRY, there):
+        cache.put(entry)
+    cache.put_alias(NAME, {"regions": [ENTRY.region_key]}, HERE, CONTRACT)
+    cache.put_alias("ef" * 32, {"regions": [ENTRY.region_key, there.region_key]}, HERE, CONTRACT)
+    offers = offers_of(take_inventory(cache))
+    assert sorted((offer.kind, offer.key[:2], offer.target.sku) for offer in offers) == [
+        ("alias", "cd", HERE.sku),
+        ("entry", "12", OTHER.sku),
+        ("entry", ENTRY.region_key[:2], HERE.sku),
+    ]
+    assert offers_of(take_inventory(cache), ["cuda-sm_90"]) == ()
+
+
+# Pull --------------------------------------------------------------------------------------------------------------------------
+
+
+def pulled(given: Settings, families: list[str] | None = None) -> Pulled:
+    done = pull(again(given).hub, families, lambda what, fraction: None)
+    assert isinstance(done, Pulled), done
+    return done
+
+
+def test_a_pull_brings_everything_and_moves_the_pin(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed(tmp_path / "one", ENTRY, alias={"regions": [ENTRY.region_key]})
+    given = settings(tmp_path / "two")
+    first = pulled(given)
+    assert (first.entries, first.aliases, first.refused, first.problem) == (1, 1, (), "")
+    second = pushed(tmp_path / "one", make_entry()).commit
+    assert pulled(given).commit == second
+    hub.requests.clear()
+    there = again(given)
+    found(there)
+    assert hub.requests == []  # all is here, and the pin leads to it
+    (folder,) = first.folders
+    assert len(list(LocalCache(folder).entries())) == 1  # an ordinary cache folder
+
+
+def test_a_pull_takes_only_the_families_asked_for(hub: HubServer, tmp_path: Path) -> None:
+    gpu = dataclasses.replace(HERE, device="cuda", arch="sm_90", sku="NVIDIA H200")
+    pushed(tmp_path / "one", ENTRY, dataclasses.replace(ENTRY, target=gpu))
+    assert pulled(settings(tmp_path / "two"), ["cuda-sm_90"]).entries == 1
+    assert pulled(settings(tmp_path / "three"), ["cuda-sm_80"]).folders == ()
+    assert pulled(settings(tmp_path / "four")).entries == 2
+
+
+def test_a_refused_file_does_not_stop_the_rest(hub: HubServer, tmp_path: Path) -> None:
+    pushed(tmp_path / "one", ENTRY, make_entry())
+    hub.faults.body[f"{ENTRY.region_key}.safetensors"] = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    done = pulled(settings(tmp_path / "two"))
+    assert done.entries == 1
+    (reason,) = done.refused
+    assert f"{ENTRY.region_key}.safetensors: sha256 is" in reason
+
+
+def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(hub: HubServer, tmp_path: Path) -> None:
+    pushed(tmp_path / "one", ENTRY)
+    given = settings(tmp_path / "two")
+    first = pulled(given)
+    pushed(tmp_path / "one", make_entry())
+    hub.faults.status[".safetensors"] = (500, -1)
+    done = pulled(given)
+    assert not done.complete
+    assert "1 files did not come" in done.problem
+    assert again(given).hub.pin() == first.commit
+    hub.faults.status.clear()
+    assert pulled(given).entries == 2
+
+
+# The pipeline and the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(hub: HubServer, tmp_path: Path) -> Entry:
+    """An entry for this machine, in the repository."""
+    place = place_for(torch.device("cpu"), Settings(cache_dir=tmp_path / "none"))
+    entry = dataclasses.replace(ENTRY, target=place.target, contract=place.contract)
+    pushed(tmp_path / "one", entry)
+    return entry
+
+
+def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(here: Entry, hub: HubServer, tmp_path: Path) -> None:
+    hub.faults.status["/storage/"] = (500, -1)
+    choice = choose(REGION, place_for(torch.device("cpu"), settings(tmp_path / "two")))
+    assert not choice.swapped
+    assert f"hub: {REPO}@" in choice.reason
+    assert "the Hub answered 500" in choice.reason
+    hub.faults.status.clear()
+    given = settings(tmp_path / "three")
+    place = place_for(torch.device("cpu"), given)
+    assert [each.name for each in place.sources] == ["local cache", "hub"]
+    choose(REGION, place)
+    assert len(hub.asked(f"{here.region_key}.safetensors", "GET")) > 0
+    assert [path.name for path in given.cache_dir.rglob("*.safetensors")] == [f"{here.region_key}.safetensors"]
+    assert isinstance(place.alias(NAME), Miss)
+    assert [each.name for each in place_for(torch.device("cpu"), given.but(hub="")).sources] == ["local cache"]
+
+
+@pytest.fixture
+def command(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, with the environment of a user."""
+    monkeypatch.setenv(PREFIX + "HUB_TIMEOUT_S", "60")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.token = "hf_secret"
+    return tmp_path / "command"
+
+
+def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Path) -> None:
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), torch.randn(4, 8)
+    cache, signer = LocalCache(tmp_path / "one"), make_signer(tmp_path)
+    with torch.no_grad():
+        expected = model(inputs)
+        plant(model, inputs, cache.root)
+        cache.sign(signer)
+        opened = source(settings(tmp_path, cache_dir=cache.root)).hub
+        assert not isinstance(push(opened.client, opened.repo, offers_of(take_inventory(cache)), message="x"), Unread)
+        allow(tmp_path / "publishers.toml", team=signer.public)
+        given = settings(tmp_path / "two", strictness="error", on_miss="error", publishers=tmp_path / "publishers.toml")
+        served = torch_cudal1.accelerate(model, inputs, settings=given)
+        assert torch.equal(served(inputs), expected)
+        planned = torch_cudal1.plan(model, inputs, given.but(cache_dir=tmp_path / "three"))
+        (row,) = torch_cudal1.explain(served).regions
+        torch_cudal1.restore(model)
+    assert "planted" in str(row)
+    assert [row.cached for row in planned.rows if row.share_of_time is not None] == [True]  # a plan asks the team too
+    assert not (given.cache_dir / "v1").exists()  # nothing was searched, measured or remembered: the team's decision serves
+
+
+def test_push_and_pull_as_commands(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCache(command / "one").put(dataclasses.replace(ENTRY, target=target_for(torch.device("cpu"))))
+    assert main(["push", "team/new", "--create", "--cache-dir", str(command / "one"), "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""  # --quiet holds for the library too
+    commit = hub.repositories["team/new"].head.oid
+    assert out == f"team/new@main at {commit[:12]}: 1 entry and 0 aliases pushed, 0 there already\n"
+    assert hub.repositories["team/new"].private
+    assert main(["pull", "team/new@main", "--cache-dir", str(command / "two"), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert f"team/new@main is {commit}: 1 entry and 0 aliases here, for 1 target" in out
+    assert "use them: --hub team/new@main, " in out
+    assert main(["pull", "team/new", "--cache-dir", str(command / "two"), "--quiet", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["pulled"]
+    assert (told["commit"], told["entries"]) == (commit, 1)
+    assert main(["list", "--cache-dir", told["folders"][0], "--quiet", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["entries"]) == 1
+
+
+def test_broken_revoked_and_quarantined_entries_are_never_pushed(
+    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = LocalCache(command)
+    held = make_entry(region_key="34" * 32)
+    for entry in (ENTRY, make_entry(), held):
+        cache.put(entry)
+    broken = entry_path(command, make_entry().region_key, HERE, CONTRACT)
+    broken.write_bytes(broken.read_bytes()[:-1])
+    quarantine.hold_back(command, quarantine.Quarantined(held.region_key, held.choice.digest, "wrong in production"))
+    assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
+    told = capsys.readouterr().err
+    assert f"left out: {broken}: unreadable" in told
+    assert "quarantined: wrong in production" in told
+    assert keys_in(hub) == {ENTRY.region_key}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["push", "no-owner"], 2, "expected owner/name"),
+        (["push", "../x/y"], 2, "expected owner/name"),
+        (["push", f"{REPO}@{'0' * 40}"], 2, "a branch to push to, not a commit"),
+        (["push", REPO], 2, "at least one whole entry"),
+        (["push", REPO, "--offline"], 2, "at least one whole entry"),
+        (["pull", REPO, "--offline"], 1, "nothing was pulled: the setting 'offline' is on"),
+        (["pull", "team/none"], 1, "no such repository, or no right to read it"),
+        (["pull", f"{REPO}@none"], 1, "the Hub has no such revision"),
+    ],
+)
+def test_wrong_use_is_said(arguments: list[str], code: int, told: str, command: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--cache-dir", str(command), "--quiet"]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_offline_pushes_nothing_and_asks_nothing(command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCache(command).put(ENTRY)
+    assert main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
+    assert "push failed: the setting 'offline' is on" in capsys.readouterr().err
+    assert hub.requests == []
+
+
+def test_nothing_is_pushed_without_the_right_to(
+    command: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "another")
+    LocalCache(command).put(ENTRY)
+    assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
+    assert "push failed: team/kernels@main: the Hub answered 403" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""Sources are asked in order, once each, and every no is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.store.conftest import CONTRACT, HERE, make_entry, program
+from torch_cudal1.ir.records import Contract, Miss, Region, Target
+from torch_cudal1.store.cache.resolve import Hit, Source, SourceMiss, resolve
+
+REGION = Region(program(), ("input",))
+
+
+@dataclass
+class Fake:
+    """A source with a prepared answer that counts how often it was asked."""
+
+    name: str
+    answer: Hit | Miss
+    asked: list[tuple[str, Target, Contract]] = field(default_factory=list)
+
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+        self.asked.append((region.key, target, contract))
+        return self.answer
+
+
+def test_the_first_hit_wins_and_later_sources_are_not_asked() -> None:
+    hit = Hit(make_entry(), "second")
+    sources = [Fake("one", Miss("absent")), Fake("two", hit), Fake("three", Hit(make_entry(), "third"))]
+    found = resolve(REGION, sources, HERE, CONTRACT)
+    assert found.hit is hit
+    assert found.misses == (SourceMiss("one", "absent"),)
+    assert [len(source.asked) for source in sources] == [1, 1, 0]
+    assert sources[0].asked == [(REGION.key, HERE, CONTRACT)]
+
+
+def test_a_hit_that_needs_no_judging_is_preferred_to_one_that_does() -> None:
+    stale, fresh = Hit(make_entry(), "cache", "judged elsewhere"), Hit(make_entry(), "hub")
+    assert resolve(REGION, [Fake("cache", stale), Fake("hub", fresh)], HERE, CONTRACT).hit is fresh
+    found = resolve(REGION, [Fake("cache", stale), Fake("hub", Miss("offline")), Fake("more", Miss("absent"))], HERE, CONTRACT)
+    assert found.hit is stale
+    assert found.trouble == "hub: offline"
+
+
+def test_one_that_somebody_vouches_for_is_preferred_to_an_earlier_one_that_nobody_does() -> None:
+    unknown, known = Hit(make_entry(), "one", "nobody signed it"), Hit(make_entry(), "two", None, "publisher 'team'")
+    assert resolve(REGION, [Fake("one", unknown), Fake("two", known)], HERE, CONTRACT).hit is known
+    found = resolve(REGION, [Fake("one", unknown), Fake("two", Miss("absent"))], HERE, CONTRACT)
+    assert found.hit is unknown
+    assert found.misses == (SourceMiss("two", "absent"),)
+
+
+def test_all_reasons_are_kept_when_nobody_knows() -> None:
+    sources: list[Source] = [Fake("cache", Miss("unreadable: x")), Fake("hub", Miss("offline"))]
+    found = resolve(REGION, sources, HERE, CONTRACT)
+    assert found.hit is None
+    assert found.misses == (SourceMiss("cache", "unreadable: x"), SourceMiss("hub", "offline"))
+
+
+def test_no_source_is_no_hit() -> None:
+    assert resolve(REGION, [], HERE, CONTRACT).misses == ()

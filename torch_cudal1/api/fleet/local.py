@@ -1,0 +1,220 @@
+"""A crew on this machine: one process for each GPU, or some for the CPU.
+
+A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU while Inductor's compile workers
+and Triton run on those cores. The judge's lock of a GPU (`judge.gpu_lock.exclusive`) keeps two warm-ups of this machine from timing
+on it at once. Workers of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
+measurements, which costs decisions that were close, never right answers.
+
+A worker is started at its first task and again after a death. It is ended with its judge processes when the crew is closed, and
+ends by itself when this process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from torch_cudal1.api.fleet.crew import Progress, WorkerDiedError
+from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.settings import inherited_environment, process_environment
+
+__all__ = ["LocalCrew", "Seat", "cpu_seats", "gpu_seats"]
+
+_GRACE_S = 15.0
+_TAIL_BYTES = 2000
+_PACKAGE = Path(__file__).resolve().parents[3]
+_COMMAND = (sys.executable, "-m", "torch_cudal1.api.fleet.worker")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one worker works: its name for people, variables of its own, and the cores that it may use."""
+
+    name: str
+    variables: Mapping[str, str]
+    cores: tuple[int, ...]
+
+
+def gpu_seats(devices: str, count: int, cores: Sequence[int]) -> tuple[Seat, ...]:
+    """A seat for each of `devices`: "all", or numbers such as "0,2" as torch counts them, of `count` there are.
+
+    Raises SettingError for a device that is not there or named twice.
+    """
+    expected = f"'all' or different numbers from 0 to {count - 1}, such as '0' or '0,1'" if count else "no GPU: torch finds none"
+    try:
+        chosen = list(range(count)) if devices == "all" else [int(part) for part in devices.split(",")]
+    except ValueError:
+        raise SettingError("devices", devices, expected) from None
+    if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= number < count for number in chosen):
+        raise SettingError("devices", devices, expected)
+    visible = inherited_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    shares = _shares(cores, len(chosen))
+    return tuple(
+        Seat(f"the worker of GPU {number}", {"CUDA_VISIBLE_DEVICES": names[number].strip()}, share)
+        for number, share in zip(chosen, shares, strict=True)
+    )
+
+
+def cpu_seats(count: int, cores: Sequence[int]) -> tuple[Seat, ...]:
+    """`count` seats that share all cores."""
+    return tuple(Seat(f"worker {number}", {}, tuple(cores)) for number in range(count))
+
+
+def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """Neighbouring cores in equal parts; with fewer cores than parts everybody has all."""
+    if len(cores) < parts:
+        return [tuple(cores)] * parts
+    return [tuple(cores[len(cores) * part // parts : len(cores) * (part + 1) // parts]) for part in range(parts)]
+
+
+class LocalCrew:
+    """Worker processes of this machine, one a seat."""
+
+    def __init__(self, order: Order, seats: Sequence[Seat]) -> None:
+        self._workers = [_Worker(order, seat) for seat in seats]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    @property
+    def size(self) -> int:
+        """How many tasks it works on at once."""
+        return len(self._workers)
+
+    def submit(self, task: Task, say: Progress) -> Answer:
+        """The answer of the first worker that is free. Raises WorkerDiedError."""
+        worker = self._idle.get()
+        try:
+            return worker.ask(task, say)
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End every worker, all at once."""
+        for worker in self._workers:
+            worker.tell_to_end()
+        for worker in self._workers:
+            worker.end()
+
+
+@dataclass
+class _Worker:
+    """One process, or none yet. `closed`: it was told to end, and starts no more."""
+
+    order: Order
+    seat: Seat
+    process: subprocess.Popen[str] | None = None
+    answers: IO[str] | None = None
+    log: IO[bytes] | None = None
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, task: Task, say: Progress) -> Answer:
+        """Give it a task and wait. Raises WorkerDiedError."""
+        self._start()
+        self._write({"target": task.target, "signature": task.signature})
+        while True:
+            told = self._read()
+            if "say" in told:
+                what, fraction = told["say"]
+                say(what, fraction)
+            elif "answer" in told:
+                return Answer.from_json(told["answer"])
+
+    def _start(self) -> None:
+        with self.lock:
+            if self.closed:
+                raise WorkerDiedError(self.seat.name, "the warm-up is over")
+            if self.process is not None and self.process.poll() is None:
+                return
+            reading, writing = os.pipe()
+            self.log = tempfile.TemporaryFile()  # noqa: SIM115  read when the process has died
+            path = os.pathsep.join([str(_PACKAGE), *filter(None, [process_environment().get("PYTHONPATH")])])
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, writing)
+                self.process = subprocess.Popen(
+                    [*_COMMAND, str(writing)],
+                    stdin=subprocess.PIPE,
+                    stdout=self.log,
+                    stderr=subprocess.STDOUT,
+                    env={**process_environment(), **self.seat.variables, "PYTHONPATH": path},
+                    pass_fds=(writing,),
+                    start_new_session=True,  # a Ctrl-C reaches this process alone, which ends the workers
+                    text=True,
+                )
+            self.answers = os.fdopen(reading, encoding="utf-8")
+        self._write({"order": self.order.to_json(), "cores": list(self.seat.cores)})
+
+    def _write(self, value: Any) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            print(json.dumps(value), file=self.process.stdin, flush=True)
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
+            raise self._death() from error
+
+    def _read(self) -> dict[str, Any]:
+        assert self.answers is not None
+        try:
+            line = self.answers.readline()
+            found = json.loads(line) if line.endswith("\n") else None
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._death()
+        return found
+
+    def _death(self) -> WorkerDiedError:
+        """What is known of its end; the process is gone afterwards."""
+        process, log = self.process, self.log
+        assert process is not None
+        assert log is not None
+        _end(process, 1.0)
+        code = process.returncode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        said = log.read().decode(errors="replace").strip().splitlines()[-3:]
+        self._close()
+        return WorkerDiedError(self.seat.name, ": ".join([how, *([" / ".join(said)] if said else [])]))
+
+    def tell_to_end(self) -> None:
+        """Ask it to end, without waiting."""
+        with self.lock:
+            self.closed = True
+            if self.process is not None and self.process.poll() is None:
+                self.process.terminate()
+
+    def end(self) -> None:
+        """Wait for its end, and make it end if that takes long."""
+        if self.process is not None:
+            _end(self.process, _GRACE_S)
+        self._close()
+
+    def _close(self) -> None:
+        for file in (self.answers, self.log):
+            if file is not None:
+                file.close()
+
+
+def _end(process: subprocess.Popen[str], grace_s: float) -> None:
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

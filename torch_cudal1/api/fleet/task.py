@@ -1,0 +1,153 @@
+"""What workers are given and what they answer, as values with a JSON form: they travel between processes and lie in a journal.
+
+Nothing is loaded, run or written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.api.warm_up import WarmupResult
+from torch_cudal1.core.explanation import EndToEnd, Explanation, Interval, RegionReport, plain
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.store.recording_file import Mode, Seen
+
+__all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]
+
+_HERE_ONLY = ("record", "on_mismatch", "llm_key")  # about serving (one may be a function), and what no file may hold
+_NUMBERS = ("speedup", "low", "high", "runs_us", "error_ratio", "worst_error", "eager_us", "inductor_us", "ours_us")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see `signature_of`; "" for its own)."""
+
+    target: str
+    signature: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        digest = hashlib.sha256(self.signature.encode()).hexdigest()[:8]
+        return f"{self.target} at form {digest}" if self.signature else self.target
+
+    @property
+    def identity(self) -> str:
+        """A digest of target, signature and the target's file as it is now: after an edit it is another task."""
+        path = Path(self.target.rpartition(":")[0] if ":" in self.target else self.target).expanduser()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        name = str(path.resolve()) + self.target.removeprefix(str(path)) if content else self.target
+        return hashlib.sha256(canonical_json([name, content, self.signature]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What all tasks of a warm-up share: settings, whether gradients are wanted, and the device type ("cpu", "cuda")."""
+
+    settings: Settings
+    training: bool = False
+    device: str = "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; what concerns serving alone is left out."""
+        given = {f.name: getattr(self.settings, f.name) for f in fields(Settings) if f.name not in _HERE_ONLY}
+        return {"settings": plain(given), "training": self.training, "device": self.device}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Order:
+        """The inverse of `to_json`."""
+        given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data["settings"].items()}
+        return cls(Settings(**given), bool(data["training"]), str(data["device"]))
+
+    def with_cache(self, folder: Path) -> Order:
+        """The same with another cache, and no other."""
+        return replace(self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a task: its result, or why it did not come to one.
+
+    `unusable`: the TARGET cannot be loaded or called, which no second attempt changes; `died`: its worker did, twice. `resumed`: an
+    earlier run that was interrupted had finished it.
+    """
+
+    task: Task
+    result: WarmupResult | None = None
+    unusable: str = ""
+    died: str = ""
+    resumed: bool = False
+
+    def __post_init__(self) -> None:
+        if sum((self.result is not None, bool(self.unusable), bool(self.died))) != 1:
+            raise ValueError("an answer is one of a result, an unusable target and a dead worker")
+
+    @property
+    def finished(self) -> bool:
+        """True when there is nothing left to do: every decision was made and stored."""
+        return self.result is not None and not self.result.error
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The regions that it decided."""
+        explanation = self.result.explanation if self.result else None
+        return tuple(dict.fromkeys(region.key for region in explanation.regions)) if explanation else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {"target": self.task.target, "signature": self.task.signature} | {
+            name: plain(getattr(self, name)) for name in ("result", "unusable", "died")
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Answer:
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        result = None if data["result"] is None else _result(data["result"])
+        return cls(Task(data["target"], data["signature"]), result, data["unusable"], data["died"])
+
+
+def signature_of(seen: Seen) -> str:
+    """A recorded form of call as a task's signature: how often it came is not part of it."""
+    return canonical_json(asdict(replace(seen, calls=1)))
+
+
+def seen_of(signature: str) -> Seen:
+    """The inverse of `signature_of`. Raises ValueError, TypeError or LookupError for anything else."""
+    told = json.loads(signature)
+    mode = Mode(told["mode"]["grad"], told["mode"]["training"], tuple((kind, dtype) for kind, dtype in told["mode"]["autocast"]))
+    return Seen(**{**told, "mode": mode})
+
+
+def _result(data: Mapping[str, Any]) -> WarmupResult:
+    told = data["explanation"]
+    return WarmupResult(**{**data, "explanation": None if told is None else _explanation(told)})
+
+
+def _explanation(data: Mapping[str, Any]) -> Explanation:
+    whole = data["end_to_end"]
+    made = {
+        **data,
+        "regions": tuple(_region(region) for region in data["regions"]),
+        "left_out": tuple(data["left_out"]),
+        "gate": tuple(data["gate"]),
+        "end_to_end": None if whole is None else EndToEnd(**_with_intervals(whole)),
+    }
+    return Explanation(**made)
+
+
+def _region(data: Mapping[str, Any]) -> RegionReport:
+    lists = {name: tuple(data[name]) for name in ("techniques", "raced", "tried") if name in data}
+    return RegionReport(**{**_with_intervals(data), **lists})
+
+
+def _with_intervals(data: Mapping[str, Any]) -> dict[str, Any]:
+    # `plain` writes a number that JSON has no word for as "inf", "-inf" or "nan"
+    numbers = {name: float(data[name]) for name in _NUMBERS if isinstance(data.get(name), str)}
+    intervals = {name: Interval(**data[name]) for name in ("vs_eager", "vs_inductor") if data[name] is not None}
+    return {**data, **numbers, **intervals}

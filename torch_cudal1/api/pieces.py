@@ -1,0 +1,206 @@
+"""A forward that is several graphs with the user's Python between: Dynamo runs it, and each graph gets this package's decision.
+
+Nobody but the user may run such a forward: what lies between the graphs may print, count or write a file. So nothing is tried
+before the first call. It is compiled at that call, tuned there where that was asked for, and the calls that follow are the trial:
+in turn they run the module's own forward and the graphs, each on the clock, until the medians say which stays.
+
+Without gradients a call is measured. With gradients a step is, from its first call to the next step's: what a way of running saves
+forward it may lose backward. A step is over when a backward has reached a result of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cached_property, partial, wraps
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.api.backend import cudal1, for_accelerate, run_graph
+from torch_cudal1.api.double_backward import graph_differentiable_twice
+from torch_cudal1.api.trial_step import MORE_THAN_NOISE
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode, quiet_dynamo
+from torch_cudal1.graph.dynamo_guards import forgotten_classes
+from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.runtime.guard import ModuleGuard, saving_is_watched
+from torch_cudal1.runtime.watched import bodies_of
+from torch_cudal1.search.pipeline import Choice
+
+__all__ = ["Pieces"]
+
+_PAIRS = 8  # of calls before a decision; as many again while it is not plain
+_MOST_PAIRS = 32
+_MOST_STEPS = 4 * _MOST_PAIRS  # where one after the other compiles something
+_MOST_CALLS_A_STEP = 4  # where no backward comes: several losses share one, or somebody forgot `torch.no_grad()`
+_OFTEN = 0.75  # of the pairs: calls of a real program differ, and so do their times
+_COMPILING = 2  # steps, before any is measured
+_ORDER = ("own", "graphs", "graphs", "own")
+OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
+
+
+class _Step:
+    """What is measured: one call, or all calls up to a backward and whatever follows before the next call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.begin = 0.0
+        self.graphs = 0  # that were compiled before it
+        self.had_backward = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a call that comes now belongs to another step."""
+        return self.had_backward or self.calls >= _MOST_CALLS_A_STEP
+
+    def watch(self, result: Any) -> None:
+        """Notice a backward that reaches `result`."""
+        for node in {tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None}:
+            node.register_prehook(self._note_backward)
+
+    def _note_backward(self, gradients: Any) -> None:
+        self.had_backward = True
+
+
+class Pieces:
+    """`call(args, kwargs)` is the module's result, from its graphs or from its own forward.
+
+    `on_settled(self, note, args, kwargs)` is called once, at the call with which the trial ends. Any number of threads may call:
+    one call at a time is part of the trial, the others run the module's own forward.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: Settings, device: torch.device, *, trains: bool) -> None:
+        """`trains`: whether gradients are wanted of the calls."""
+        self._module, self._settings, self._device, self._trains = module, settings, device, trains
+        self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
+        self._turn = threading.Lock()
+        self._step = _Step()
+        self._steps = 0  # that are over
+        self._classes: dict[type, ModuleGuard] = {}
+        self.graphs = 0
+        self.choices: list[Choice] = []
+        self.on_settled: OnSettled = lambda *told: None
+        self.settled: bool | None = None  # whether the graphs stay
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of the user's calls. Raises what the module's own forward raises."""
+        if self._trains and saving_is_watched():  # a forward that runs again must save the same, whatever the trial says meanwhile
+            return self._module._call_impl(*args, **kwargs)
+        if self.settled:
+            return self._compiled(*args, **kwargs)
+        if self.settled is False or self._capturing() or not self._turn.acquire(blocking=False):
+            return self._module._call_impl(*args, **kwargs)
+        try:
+            return self._tried(args, kwargs)
+        finally:
+            self._turn.release()
+
+    def _tried(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of the trial. The first step compiles; the next one of the graphs may compile what another branch needs, off the
+        clock.
+        """
+        if self._trains and self._step.is_over:
+            self._end_step(args, kwargs)
+        side = self._side()
+        if not self._step.calls:
+            self._step.graphs, self._step.begin = self.graphs, self._now()
+        self._step.calls += 1
+        try:
+            result = (self._compiled if side == "graphs" else self._module._call_impl)(*args, **kwargs)
+        except BaseException:
+            self._step = _Step()
+            self._steps += 1
+            raise
+        if self._trains:
+            self._step.watch(result)
+        else:
+            self._end_step(args, kwargs)
+        return result
+
+    def _side(self) -> str:
+        """What runs in the present step."""
+        if self.settled is not None:
+            return "graphs" if self.settled else "own"
+        return "graphs" if self._steps < _COMPILING else _ORDER[self._steps % len(_ORDER)]
+
+    def _end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the step took, unless something was compiled in it, and decide if that is enough."""
+        step, self._step = self._step, _Step()
+        if self._steps >= _COMPILING and self.graphs == step.graphs:
+            self._seconds[self._side()].append(self._now() - step.begin)
+        self._steps += 1
+        if self._steps > _COMPILING:
+            self._settle(args, kwargs)
+
+    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        pairs = list(zip(self._seconds["own"], self._seconds["graphs"], strict=False))
+        more = len(pairs) < _MOST_PAIRS and self._steps < _MOST_STEPS
+        if len(pairs) < _PAIRS and more:
+            return
+        speedup = median(own for own, _ in pairs) / median(graphs for _, graphs in pairs) if pairs else 0.0
+        won = sum(own >= graphs * MORE_THAN_NOISE for own, graphs in pairs)
+        if more and 0.25 < won / len(pairs) < _OFTEN:
+            return
+        self.settled = speedup >= MORE_THAN_NOISE and won >= _OFTEN * len(pairs)
+        how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of {self._measured}"
+        note = f"in {self.graphs} graphs with Python between: {how}"
+        observe.record("judge", "pieces", type(self._module).__name__, speedup=speedup, pairs=len(pairs), stays=self.settled)
+        self.on_settled(self, note, args, kwargs)
+
+    @property
+    def _measured(self) -> str:
+        return "training steps" if self._trains else "calls"
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        """`torch.compile` of the module, below the slot in which `accelerate` sits. Where Dynamo fails, eager runs and raises."""
+        from torch._dynamo import config
+        from torch._dynamo.eval_frame import OptimizeContext, optimize
+
+        suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
+        context = optimize(self._backend, guard_filter_fn=self._watch_classes)
+        if not isinstance(context, OptimizeContext):  # TORCHDYNAMO_DISABLE
+            return self._module._call_impl
+        convert: Any = context.callback
+
+        @wraps(convert)
+        def convert_quietly(*args: Any, **kwargs: Any) -> Any:
+            with config.patch(suppress_errors=suppressed), quiet_dynamo():
+                return convert(*args, **kwargs)
+
+        context.callback = convert_quietly
+        compiled: Callable[..., Any] = context(self._module._call_impl)
+        return compiled
+
+    def holds(self, call: dict[str, Any]) -> bool:
+        """Whether the classes that were named are as they were; the rest is Dynamo's to compare. `call` is not looked at."""
+        return all(guard.holds() for guard in self._classes.values())
+
+    def _watch_classes(self, entries: Entries) -> list[bool]:
+        for kind in forgotten_classes(entries):
+            if kind not in self._classes:
+                self._classes[kind] = ModuleGuard(bodies_of([kind]))
+        return [True] * len(entries)
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if leaves_grad_mode(gm):  # then Dynamo lets this part of the forward run in eager
+            raise NotLowerableError("a part of its forward leaves the grad mode changed")
+        self.graphs += 1
+        ours = {field.name: getattr(self._settings, field.name) for field in fields(self._settings)}
+        with for_accelerate(self.choices.extend):
+            call = cudal1(gm, inputs, options={**ours, "fallback_random": True})  # draws from eager's generator, as eager does
+        return graph_differentiable_twice(call, partial(run_graph, gm)) if self._trains else call
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _capturing(self) -> bool:
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()

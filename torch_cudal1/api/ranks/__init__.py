@@ -1,0 +1,1 @@
+"""Ranks of `torch.distributed` that run the same graph run the same choice."""

@@ -1,0 +1,156 @@
+"""`cudal1 demo`: accelerates a set of models on this machine and shows, with a table and a page, what came of it.
+
+Every number is measured here and now, with a cache that starts empty unless --cache-dir names one. Models that gain nothing, and
+shortcuts that are refused, stay in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import torch_cudal1 as cudal1
+from torch_cudal1.api.targets import moved
+from torch_cudal1.cli.commands import device, doctor, measure
+from torch_cudal1.cli.commands.demo_modules import MODELS, Model
+from torch_cudal1.cli.view import page, text
+from torch_cudal1.cli.view.page import Story
+from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
+from torch_cudal1.core.errors import Cudal1Error, SettingError
+from torch_cudal1.core.explanation import Explanation
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.flat import own_copy
+from torch_cudal1.judge import kept_warm
+
+__all__ = ["run"]
+
+_SEED = 0
+_LEAST_SHARE = 0.8  # of the planned time, however late it is: on a busy machine the demo overruns, up to twice its budget
+_SEARCHED = 0.75  # of a model's progress
+_SEARCH_SHARE, _TIMING_SHARE = 0.65, 0.1  # of a model's time; the rest is the gate, and compiling for the comparison
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every model of one demo shares."""
+
+    settings: Settings
+    device: str
+    total_s: float
+    deadline: float  # time.monotonic
+    progress: ProgressCallback
+
+
+def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Run the demo and write the page. Exit code 1 if a model failed, or there was no time for any."""
+    models = _chosen(args.only)
+    where = device.choose(args.device)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        cache_dir = args.cache_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-")))
+        progress = stack.enter_context(screen.progress())
+        job = _Job(settings.but(on_miss="tune", cache_dir=cache_dir), where, args.total_s, started + args.total_s, progress)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about torch's own code
+        stack.enter_context(kept_warm())  # what judges one model is there for the next
+        stories = [_story(models, i, job) for i in range(len(models))]
+    environment = doctor.as_environment(settings)
+    intro = (
+        f"{len(models)} models, accelerated on this machine and compared with eager PyTorch and torch.compile, on {where}. "
+        "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too: "
+        "they run the fastest baseline, and where that is eager itself the speed-up is 1 by construction."
+    )
+    content = page.render("cudal1 demo: what it does on this machine", stories, environment, intro=intro)
+    args.out.write_text(content, encoding="utf-8")
+    screen.table(("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"), [_row(s) for s in stories])
+    for story in stories:
+        if story.problem or story.skipped:
+            screen.problem(f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}")
+    screen.line(f"\n{_closing(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}")
+    screen.json({"models": stories, "environment": environment, "page": args.out, "seconds": time.monotonic() - started})
+    return 1 if any(s.problem for s in stories) or all(s.skipped for s in stories) else 0
+
+
+def _chosen(only: list[str]) -> tuple[Model, ...]:
+    known = {model.name.lower(): model for model in MODELS}
+    for name in only:
+        if name.lower() not in known:
+            raise SettingError("--only", name, "one of " + ", ".join(model.name for model in MODELS))
+    return tuple(known[name.lower()] for name in only) or MODELS
+
+
+def _story(models: Sequence[Model], index: int, job: _Job) -> Story:
+    model, left_s = models[index], job.deadline - time.monotonic()
+    before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
+    empty = Explanation(target=model.name, device=job.device)
+    if left_s <= -job.total_s:
+        return Story(explanation=empty, description=model.description, skipped="the time for the demo was used up (--budget-s)")
+
+    def progress(what: str, fraction: float | None) -> None:
+        job.progress(f"{model.name}: {what}", (before + model.weight * (fraction or 0.0)) / (before + rest))
+
+    progress("building", 0.0)
+    try:
+        planned_s = job.total_s * model.weight / (before + rest)
+        share_s = max(_LEAST_SHARE * planned_s, left_s * model.weight / rest)
+        return _measured(model, share_s, job, progress)
+    except (Cudal1Error, RuntimeError) as error:
+        return Story(explanation=empty, description=model.description, problem=f"{type(error).__name__}: {error}")
+
+
+def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallback) -> Story:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        module, inputs = moved(*model.build(), job.device)
+    reference = measure.exact(module, inputs)
+    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+        ours = cudal1.accelerate(
+            own_copy(module),
+            inputs,
+            settings=job.settings.but(
+                budget_s=max(1.0, share_s * _SEARCH_SHARE), assume_finite=model.assume_finite or job.settings.assume_finite
+            ),
+            progress=lambda what, fraction: progress(what, None if fraction is None else fraction * _SEARCHED),
+        )
+        errors = [measure.scaled_error(run(*inputs), reference) for run in (ours, module)]
+    explanation = replace(cudal1.explain(ours), target=model.name)
+    progress("timing it against eager and torch.compile", _SEARCHED)
+    served = None if explanation.untouched else ours
+    timed = measure.end_to_end(module, served, inputs, budget_s=share_s * _TIMING_SHARE)
+    progress("done", 1.0)
+    return Story(
+        explanation=replace(explanation, end_to_end=timed),
+        description=model.description,
+        worst_error=errors[0],
+        eager_error=errors[1],
+    )
+
+
+def _row(story: Story) -> list[str]:
+    timed = story.explanation.end_to_end
+    return [
+        story.explanation.target,
+        str(len(story.explanation.regions)),
+        "failed" if story.problem else "skipped" if story.skipped else page.winners(story.explanation),
+        text.speedup(timed.vs_eager if timed else None),
+        text.speedup(timed.vs_inductor if timed else None),
+        text.ABSENT if story.worst_error is None else f"{text.error(story.worst_error)} / {text.error(story.eager_error)}",
+    ]
+
+
+def _closing(stories: list[Story]) -> str:
+    """The geometric mean, and how many got slower: the two numbers that a mean of ratios would hide."""
+    found = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
+    if not found:
+        return "Nothing was measured."
+    mean = torch.tensor([i.value for i in found], dtype=torch.float64).log().mean().exp().item()
+    slower = sum(i.high < 1 for i in found)
+    return f"Geometric mean {text.speedup(mean)} vs eager over {len(found)} models; {slower} slower than eager."

@@ -1,0 +1,54 @@
+"""`cudal1 judge REFERENCE CANDIDATE`: is a `ModelNew` right, and faster than the best way to run its `Model`?
+
+The files are read here and run elsewhere: neither is imported by this process. `commands.release` judges many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from torch_cudal1.cli.commands import device, release
+from torch_cudal1.cli.commands.verdicts import EXIT_CODES, document, job_for, unusable
+from torch_cudal1.cli.view.judgement import show_judgement
+from torch_cudal1.cli.view.terminal import Screen
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.judge.evaluate.court_pair import judge_pair
+from torch_cudal1.judge.reference.subject import ReferenceFailure
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Judge a pair, or every line of a release file. Exit code 0 valid and faster, 4 not faster enough, 3 refused, 2 usage."""
+    if args.release is not None:
+        if args.reference is not None:
+            raise SettingError("REFERENCE", str(args.reference), "nothing beside --release, whose lines hold both sources")
+        return release.run(args, settings, screen)
+    if args.reference is None or args.candidate is None:
+        raise SettingError("REFERENCE CANDIDATE", None, "two Python files, or --release FILE.json")
+    reference = _read(args.reference)
+    candidate = _read(args.candidate)
+    job = job_for(args, settings, torch.device(device.choose(args.device)), trust="own")
+    try:
+        with screen.progress() as progress:
+            found = document(judge_pair(reference, candidate, job, progress), job, reference=reference)
+    except ReferenceFailure as error:
+        found = unusable(error, job, reference=reference, candidate=candidate)
+    files = {"reference": str(args.reference), "candidate": str(args.candidate)}
+    found = {**found, "files": files}
+    show_judgement(screen, found)
+    screen.json(found)
+    if isinstance(args.json, Path):
+        args.json.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return EXIT_CODES[found["outcome"]]
+
+
+def _read(path: Path) -> str:
+    """A text that is not UTF-8 still reaches the process that refuses it, with its bad bytes replaced."""
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,224 @@
+"""`cudal1 warmup`, `plan` and `explain`: one TARGET after another, a problem with one does not stop the next.
+
+Only the public functions of the package are used; what they answer is shown as text, JSON or an HTML page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, MutableSequence, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import torch_cudal1 as cudal1
+from torch_cudal1.api import targets
+from torch_cudal1.api.fleet.task import Order
+from torch_cudal1.cli.commands import ahead, compare, device, doctor, fleet
+from torch_cudal1.cli.view import page, report, text
+from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
+from torch_cudal1.core.errors import SettingError, TargetError
+from torch_cudal1.core.explanation import Explanation, Plan, plain
+from torch_cudal1.core.settings import Settings
+
+__all__ = ["explain", "plan", "warmup"]
+
+_FOUND_WRONG, _USAGE = 1, 2
+
+
+def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded; the others are still done."""
+    if args.with_inductor and args.recorded is not None:
+        raise SettingError("--with-inductor", "--recorded", "one of both: files are collected for a target's own inputs")
+    failed: list[TargetError | str] = []
+    results: list[Any] = []
+    resumed: tuple[str, ...] = ()
+    lacking: list[str] = []
+    names = [name for target in args.target for name in _expanded(target, failed)]
+    with screen.progress() as progress:
+        if fleet.crew_asked(args):
+            done = fleet.warmed(args, names, settings, progress)
+            results, resumed = list(done.results), done.resumed
+            failed += done.unusable
+            for problem in done.problems:
+                screen.problem(problem)
+        else:
+            _one_after_another(args, names, settings, progress, results, failed)
+        if args.with_inductor:
+            lacking = _compiled_ahead(args, [r.target for r in results if not r.error], settings, progress)
+    _show_warmed(results, resumed, screen)
+    for problem in lacking:
+        screen.problem(problem)
+    screen.json({"results": results, "resumed": resumed, "failed": [str(error) for error in failed]})
+    chosen = device.choose(args.device)
+    stories = [
+        page.Story(
+            explanation=replace(r.explanation or Explanation(target=r.target, device=chosen), target=r.target),
+            problem=r.error or "",
+        )
+        for r in results
+    ]
+    _write_page(args, screen, "cudal1 warmup", stories + _unloaded(failed, chosen), settings)
+    return _told(screen, failed) or (_FOUND_WRONG if lacking or any(r.error for r in results) else 0)
+
+
+def _compiled_ahead(args: argparse.Namespace, names: list[str], settings: Settings, progress: ProgressCallback) -> list[str]:
+    """Store what Inductor compiles for these targets; what could not be, by target."""
+    order = Order(settings.but(cache_dir=settings.cache_dir.absolute()), args.training, device.choose(args.device))
+    found: list[str] = []
+    for name in names:
+        progress(f"collecting what Inductor compiles for {name}", None)
+        found += [f"{name}: nothing compiled ahead: {reason}" for reason in ahead.collect([name], order).values()]
+    return found
+
+
+def _one_after_another(
+    args: argparse.Namespace,
+    names: list[str],
+    settings: Settings,
+    progress: ProgressCallback,
+    results: list[Any],
+    failed: list[TargetError | str],
+) -> None:
+    """All in this process."""
+    chosen = device.choose(args.device)
+    for i, name in enumerate(names):
+        part = _part_of(progress, i, len(names), name if len(names) > 1 else "")
+        try:
+            given = {"training": args.training, "device": chosen, "recording": args.recorded}
+            results += cudal1.warmup(name, settings=settings, progress=part, **given)
+        except TargetError as error:
+            failed.append(error)
+
+
+def _show_warmed(results: list[Any], resumed: tuple[str, ...], screen: Screen) -> None:
+    rows = [
+        [
+            r.target,
+            "failed" if r.error else page.winners(r.explanation) if r.explanation else text.ABSENT,
+            str(r.built),
+            str(r.reused),
+            text.duration(r.seconds),
+        ]
+        for r in results
+    ]
+    if rows:
+        screen.table(("target", "what runs", "judged", "reused", "took"), rows)
+    for r in results:
+        if r.error:
+            screen.problem(f"{r.target}: {r.error}")
+    if resumed:
+        screen.line(f"{text.counted(len(resumed), 'target')} had been finished by a run that was interrupted")
+
+
+def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """Expected gain of every target, or what they cost on each GPU type. Exit code 2 if one cannot be loaded."""
+    chosen = device.choose(args.device)
+    made: list[Plan] = []
+    failed: list[TargetError] = []
+    if args.compare:
+        with screen.progress() as progress:
+            found = compare.compared(args, _each(args.target, chosen, progress, failed), settings, failed)
+        compare.show_comparison(screen, found)
+        screen.json({"comparison": found, "failed": [str(error) for error in failed]})
+        return _told(screen, failed)
+    with screen.progress() as progress:
+        for loaded in _each(args.target, chosen, progress, failed):
+            with torch.no_grad():
+                made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
+    for one in made:
+        report.show_plan(screen, one)
+    screen.json({"plans": made, "failed": [str(error) for error in failed]})
+    return _told(screen, failed)
+
+
+def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+    """What runs in every target and why. Exit code 1 under --fail-on-miss if a region had no stored decision."""
+    chosen = device.choose(args.device)
+    made: list[Explanation] = []
+    failed: list[TargetError] = []
+    missed_before = _misses()
+    with screen.progress() as progress:
+        for loaded in _each(args.target, chosen, progress, failed):
+            try:
+                made.append(_explained(loaded, settings, progress))
+            except TargetError as error:  # its inputs do not fit it
+                failed.append(error)
+    missed = _misses() - missed_before
+    for one in made:
+        report.show_explanation(screen, one)
+    screen.json({"explanations": made, "misses": missed, "failed": [str(error) for error in failed]})
+    stories = [page.Story(explanation=one) for one in made]
+    _write_page(args, screen, "cudal1 explain", stories + _unloaded(failed, chosen), settings)
+    code = _told(screen, failed)
+    if not code and args.fail_on_miss and missed:
+        screen.problem(f"{text.counted(missed, 'region')} had no stored decision; run `cudal1 warmup TARGET` on this machine")
+        return _FOUND_WRONG
+    return code
+
+
+def _explained(loaded: targets.Loaded, settings: Settings, progress: ProgressCallback) -> Explanation:
+    targets.try_call(loaded)
+    with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
+        module = cudal1.accelerate(loaded.module, loaded.inputs, settings=settings, progress=progress)
+    found: Explanation = cudal1.explain(module)
+    return replace(found, target=loaded.name)
+
+
+def _each(names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]) -> Iterator[targets.Loaded]:
+    """Load one target at a time, so that a folder of large models needs the memory of one."""
+    for name in names:
+        singles = _expanded(name, failed)
+        for i, single in enumerate(singles):
+            progress(single, i / len(singles) if len(singles) > 1 else None)
+            try:
+                (loaded,) = targets.load(single, device=chosen)
+            except TargetError as error:
+                failed.append(error)
+                continue
+            try:
+                yield loaded
+            finally:
+                del loaded
+
+
+def _expanded(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
+    try:
+        return targets.expand(name)
+    except TargetError as error:
+        failed.append(error)
+        return ()
+
+
+def _part_of(progress: ProgressCallback, index: int, count: int, name: str) -> ProgressCallback:
+    """Progress of one target as progress of all."""
+
+    def part(what: str, fraction: float | None) -> None:
+        progress(f"{name}: {what}" if name else what, None if fraction is None else (index + fraction) / count)
+
+    return part
+
+
+def _unloaded(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
+    """What a page says of targets that led to no module: a reader who has only the page must not miss them."""
+    errors = [error for error in failed if isinstance(error, TargetError)]
+    return [page.Story(explanation=Explanation(target=error.target, device=chosen), problem=error.problem) for error in errors]
+
+
+def _told(screen: Screen, failed: Sequence[TargetError | str]) -> int:
+    for error in failed:
+        screen.problem(str(error))
+    return _USAGE if failed else 0
+
+
+def _misses() -> int:
+    return cudal1.report().counters.get("resolve.miss", 0)
+
+
+def _write_page(args: argparse.Namespace, screen: Screen, title: str, stories: list[page.Story], settings: Settings) -> None:
+    if args.html is None:
+        return
+    content = page.render(title, stories, {name: str(plain(value)) for name, value in doctor.as_environment(settings).items()})
+    args.html.write_text(content, encoding="utf-8")
+    screen.line(f"page: {args.html}")

@@ -1,0 +1,37 @@
+"""A file of results, one JSON object a line, written as soon as each is known: what long commands go on from.
+
+A line that cannot be read, such as one cut off by a kill, is no result; nothing that is there is ever rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.core.explanation import plain
+
+__all__ = ["append", "read"]
+
+
+def read(out: Path, keys: Set[str]) -> Iterator[dict[str, Any]]:
+    """Every readable line that has all of `keys`; none where there is no file."""
+    if not out.exists():
+        return
+    for content in out.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(content)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and keys <= set(entry):
+            yield entry
+
+
+def append(out: Path | None, found: Mapping[str, Any]) -> None:
+    """Add a line; after a line that was cut off, on a new one."""
+    if out is None:
+        return
+    whole = not out.exists() or out.read_bytes().endswith(b"\n") or not out.stat().st_size
+    with out.open("a", encoding="utf-8") as file:
+        file.write(("" if whole else "\n") + json.dumps(plain(found), allow_nan=False) + "\n")

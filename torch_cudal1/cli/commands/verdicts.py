@@ -1,0 +1,102 @@
+"""A judgement of a source as one JSON document, the same for a pair and for a line of a release file.
+
+Every key is always there. `schema` is raised when a key changes its meaning or goes; new keys may come without that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.core.version import __version__
+from torch_cudal1.device.machine import contract_for, target_for
+from torch_cudal1.ir.records import Accepted, Rejected, Timing
+from torch_cudal1.judge.evaluate.court_pair import PairJob, PairJudgement
+from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.sandbox.limits import Trust
+
+__all__ = ["EXIT_CODES", "SCHEMA", "document", "job_for", "outcome", "sha256", "unusable", "withdrawn"]
+
+SCHEMA = 1
+EXIT_CODES: Mapping[str, int] = MappingProxyType({"accepted": 0, "not_faster": 4, "refused": 3, "reference_unusable": 2})
+
+
+def job_for(args: argparse.Namespace, settings: Settings, device: torch.device, *, trust: Trust) -> PairJob:
+    """What the command line asks for. `trust`: in the reference; nobody vouches for a candidate."""
+    return PairJob(settings, contract_for(settings), device, args.profile, not args.inference, trust)
+
+
+def document(judgement: PairJudgement, job: PairJob, *, reference: str) -> dict[str, Any]:
+    """Everything that is known about one candidate."""
+    decision, baselines = judgement.decision, judgement.baselines
+    rejected = decision if isinstance(decision, Rejected) else None
+    return _head(job, reference, judgement.candidate.text) | {
+        "outcome": outcome(judgement),
+        "reason": rejected.reason if rejected else "",
+        "detector": rejected.detector if rejected else "",
+        "numbers": plain(dict(rejected.numbers)) if rejected else {},
+        "checks": [plain(check) for check in judgement.verdict.checks],
+        "error_ratio": plain(judgement.verdict.worst_error_ratio),
+        "timing": _timing(judgement.timing),
+        "baselines": {"medians_us": dict(baselines.medians_us), "failures": dict(baselines.failures)} if baselines else None,
+        "confinement": judgement.confinement.to_json() if judgement.confinement else None,
+        "elapsed_s": {name: round(seconds, 3) for name, seconds in judgement.elapsed_s.items()},
+    }
+
+
+def outcome(judgement: PairJudgement) -> str:
+    """One of "accepted", "not_faster" (right), "refused", "reference_unusable" (it refused the inputs made for it)."""
+    decision = judgement.decision
+    if isinstance(decision, Accepted):
+        return "accepted"
+    if decision.detector == "inputs":
+        return "reference_unusable"
+    return "not_faster" if judgement.verdict.passed and decision.timing is not None else "refused"
+
+
+def unusable(error: ReferenceFailure, job: PairJob, *, reference: str, candidate: str) -> dict[str, Any]:
+    """The document of a pair whose reference could not be used."""
+    return _empty(job, reference, candidate) | {"outcome": "reference_unusable", "reason": error.found, "detector": "inputs"}
+
+
+def withdrawn(job: PairJob, *, reference: str) -> dict[str, Any]:
+    """The document of a line that holds no candidate."""
+    return _empty(job, reference, "") | {"outcome": "withdrawn", "reason": "no code"}
+
+
+def sha256(text: str) -> str:
+    """Digest of a source."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _head(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "package": __version__,
+        "profile": job.profile,
+        "contract": plain(job.contract),
+        "gradients": job.gradients,
+        "device": str(job.device),
+        "target": plain(target_for(job.device)),
+        "sha256": {"reference": sha256(reference), "candidate": sha256(candidate)},
+    }
+
+
+def _empty(job: PairJob, reference: str, candidate: str) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"numbers": {}, "checks": [], "error_ratio": None, "timing": None, "baselines": None}
+    nothing |= {"confinement": None, "elapsed_s": {}}
+    return _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | nothing
+
+
+def _timing(timing: Timing | None) -> dict[str, Any] | None:
+    if timing is None:
+        return None
+    told: dict[str, Any] = {name: value for name, value in plain(timing).items() if name not in ("verdict", "baselines_us")}
+    return told | {"saved_us": timing.saved_us}

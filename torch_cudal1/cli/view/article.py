@@ -1,0 +1,56 @@
+"""A self-contained HTML page of sections: paragraphs, tables and figures, in the style of the explanations' page.
+
+It computes nothing and chooses nothing; where plots cannot be made the page says why, and every number is in the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch_cudal1.cli.view.markup import document, environment, escaped, table
+
+__all__ = ["Figure", "Section", "Table", "article"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` hold plain text; the first cell of each is its name."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`svg`: as `view.plots` makes it."""
+
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what is under it; a string is a paragraph."""
+
+    title: str
+    parts: Sequence[str | Table | Figure]
+
+
+def article(title: str, intro: str, sections: Sequence[Section], facts: Mapping[str, str]) -> str:
+    """The whole page as text; write it as UTF-8."""
+    body = [f"<header><h1>{escaped(title)}</h1><p>{escaped(intro)}</p></header>", "<main>"]
+    for number, section in enumerate(sections):
+        name = f"section-{number}"
+        parts = "".join(_part(part) for part in section.parts)
+        body.append(f'<section aria-labelledby="{name}"><h2 id="{name}">{escaped(section.title)}</h2>{parts}</section>')
+    return document(title, [*body, environment(facts), "</main>"])
+
+
+def _part(part: str | Table | Figure) -> str:
+    if isinstance(part, str):
+        return f"<p>{escaped(part)}</p>"
+    if isinstance(part, Table):
+        return table(part.columns, [[escaped(cell) for cell in row] for row in part.rows], part.caption)
+    return f"<figure><figcaption>{escaped(part.caption)}</figcaption>{part.svg}</figure>"

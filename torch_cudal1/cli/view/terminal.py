@@ -1,0 +1,192 @@
+"""What a command shows while and after it works: lines, tables, JSON and progress.
+
+Tables and progress go through `rich` when it is installed and the stream is a terminal; otherwise plain aligned text. Results go to
+stdout, progress and problems to stderr, so output can be piped. It formats and prints; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
+
+from torch_cudal1.cli.view import text
+from torch_cudal1.core.explanation import plain
+
+try:
+    import rich.console
+    import rich.progress
+    import rich.table
+    import rich.text
+except ImportError:  # the optional extra "report"
+    _RICH = False
+else:
+    _RICH = True
+
+__all__ = ["Progress", "ProgressCallback", "Screen"]
+
+ProgressCallback = Callable[[str, float | None], None]
+_QUIET_S = 2.0  # work shorter than this shows no progress
+_REPEAT_S = 10.0  # how often a stream that is no terminal (a log file) gets a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """Where a command writes. `as_json`: stdout holds one JSON value and nothing else. `quiet`: no progress, results only."""
+
+    as_json: bool = False
+    quiet: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    width: int = field(default_factory=lambda: max(40, shutil.get_terminal_size((110, 24)).columns))
+
+    def line(self, content: str = "") -> None:
+        """One line (or paragraph) for people; nothing under `as_json`."""
+        if not self.as_json:
+            print("\n".join(text.clean(part) for part in content.split("\n")), file=self.out)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table for people; nothing under `as_json`."""
+        if self.as_json:
+            return
+        if _RICH and self.out.isatty():
+            _rich_table(columns, rows, self.out, self.width)
+        else:
+            print(text.table(columns, rows, width=self.width), file=self.out)
+
+    def json(self, value: Any) -> None:
+        """`value` as JSON, under `as_json` only."""
+        if self.as_json:
+            print(json.dumps(plain(value), indent=2, allow_nan=False), file=self.out)
+
+    def problem(self, message: str) -> None:
+        """One paragraph on stderr."""
+        print(f"cudal1: {text.clean(message)}", file=self.err)
+
+    @contextmanager
+    def progress(self) -> Iterator[ProgressCallback]:
+        """A callback `(what is being done, fraction done or None)` that shows itself only once the work has lasted two seconds."""
+        with Progress(_display(self)).shown() as callback:
+            yield callback
+
+
+class _Display(Protocol):
+    def show(self, what: str, fraction: float | None, left: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Progress:
+    """Turns `(what, fraction)` reports into a display with time left. `clock` gives seconds."""
+
+    def __init__(self, display: _Display, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display, self._clock, self._start = display, clock, clock()
+
+    @contextmanager
+    def shown(self) -> Iterator[ProgressCallback]:
+        """The callback, with the display closed at the end whatever happens."""
+        try:
+            yield self.update
+        finally:
+            self._display.close()
+
+    def update(self, what: str, fraction: float | None) -> None:
+        """Report. `fraction` is from 0 to 1, or None when it is not known."""
+        passed = self._clock() - self._start
+        if passed >= _QUIET_S:
+            known = None if fraction is None else min(max(fraction, 0.0), 1.0)
+            self._display.show(text.clean(what), known, time_left(passed, known))
+
+
+def time_left(passed_s: float, fraction: float | None) -> str:
+    """ "about 12 s left", from the time that passed and the fraction done; the time passed when the fraction says too little."""
+    if fraction is None or fraction < 0.02:
+        return f"{text.duration(passed_s)} so far"
+    return f"about {text.duration(passed_s * (1 - fraction) / fraction)} left"
+
+
+def _display(screen: Screen) -> _Display:
+    if screen.quiet:
+        return _Silent()
+    if screen.err.isatty():
+        return _Bar(screen.err, screen.width) if _RICH else _OneLine(screen.err, screen.width)
+    return _Log(screen.err)
+
+
+class _Silent:
+    def show(self, what: str, fraction: float | None, left: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Log:
+    """A line every ten seconds, for files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._last = stream, -_REPEAT_S
+
+    def show(self, what: str, fraction: float | None, left: str) -> None:
+        if time.monotonic() - self._last >= _REPEAT_S:
+            self._last = time.monotonic()
+            print(_sentence(what, fraction, left), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _OneLine:
+    """One line of a terminal, rewritten; wiped at the end."""
+
+    def __init__(self, stream: TextIO, width: int) -> None:
+        self._stream, self._width, self._used = stream, width, False
+
+    def show(self, what: str, fraction: float | None, left: str) -> None:
+        self._used = True
+        content = _sentence(what, fraction, left)[: self._width - 1]
+        print(f"\r{content.ljust(self._width - 1)}", end="", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._used:
+            print(f"\r{' ' * (self._width - 1)}\r", end="", file=self._stream, flush=True)
+
+
+class _Bar:
+    """A bar by `rich`, wiped at the end."""
+
+    def __init__(self, stream: TextIO, width: int) -> None:
+        columns = (rich.progress.BarColumn(bar_width=24), rich.progress.TextColumn("{task.description}", markup=False))
+        console = rich.console.Console(file=stream, width=width)
+        self._bar = rich.progress.Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("", total=None)
+        self._started = False
+
+    def show(self, what: str, fraction: float | None, left: str) -> None:
+        if not self._started:
+            self._bar.start()
+            self._started = True
+        total = None if fraction is None else 1.0
+        self._bar.update(self._task, description=_sentence(what, fraction, left), total=total, completed=fraction or 0.0)
+
+    def close(self) -> None:
+        if self._started:
+            self._bar.stop()
+
+
+def _sentence(what: str, fraction: float | None, left: str) -> str:
+    return f"{'' if fraction is None else f'{fraction:4.0%}  '}{what} ({left})"
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO, width: int) -> None:
+    made = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    for i, name in enumerate(columns):
+        numeric = bool(rows) and all(row[i][:1].isdigit() or row[i] in (text.ABSENT, "") for row in rows)
+        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(rich.text.Text(text.clean(cell)) for cell in row))  # Text: brackets in a name are not markup
+    rich.console.Console(file=out, width=width).print(made)

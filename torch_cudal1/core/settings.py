@@ -1,0 +1,276 @@
+"""Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
+
+A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or option that is misspelt or out
+of range is refused by name. Nothing is written to the environment, but by `replace_environment` in a process made for a candidate
+and by `set_environment` in one made for measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from torch_cudal1.core.errors import SettingError
+
+__all__ = [
+    "FAMILIES",
+    "HUB_REPOSITORY",
+    "PREFIX",
+    "Settings",
+    "default_key_folder",
+    "environment_table",
+    "inherited_environment",
+    "path_with",
+    "process_environment",
+    "replace_environment",
+    "set_environment",
+]
+
+PREFIX = "TORCH_CUDAL1_"
+FAMILIES = ("rewrites", "kernels", "compile", "graphs")  # of techniques, see `Settings.without`
+# A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no "..", no "--" in the name.
+HUB_REPOSITORY = re.compile(
+    r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?", re.ASCII
+)
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "torch_cudal1"
+
+
+def default_key_folder() -> Path:
+    """Where `cudal1 keys new` puts private keys: beside the user's other configuration, never in a cache."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "torch_cudal1" / "keys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All options. `Settings()` holds the defaults; `Settings.from_env(**given)` lets the environment fill what was not given.
+
+    - enabled: False means every call runs the user's own baseline (the kill switch).
+    - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within budget_s), "error".
+    - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn" (logged once), "error" (raised).
+    - precision, assume_finite: the precision contract.
+    - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in order.
+    - budget_s: seconds of search per region once its baselines have been raced; waiting for other judges does not count.
+    - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
+    - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself from budget_s = 600 on.
+    - without: families of techniques that a search leaves out, to measure what each contributes: "rewrites" (of the graph),
+      "kernels", "compile" (Inductor), "graphs" (CUDA graphs). Baselines of these are not raced either; use a cache of its own.
+    - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for its host memory).
+    - offline: nothing of ours opens a connection; what is not on this machine is a miss.
+    - record: the file to which every process appends the forms of the calls it serves (no data), for a later warm-up.
+    - shadow_rate: the share of calls of a swapped region that also run the baseline and are compared with it; 0: none.
+    - on_mismatch: called with the event when such a comparison fails: a function, or "package.module:name".
+    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice; ranks_timeout_s: the longest they wait
+      for each other before all of them take the baseline, ranks_heartbeat_s: for one that decides and gives no sign of life,
+      ranks_deciding_s: for one that decides and lives; twice the budget of a search it may make comes on top.
+    - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept from files and the network.
+    - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge" (judged here first where on_miss
+      is "tune", refused elsewhere) or "signed" (always refused).
+    - publishers: the list of publishers whose signature is accepted. revoked: the list of what is not to be used any more.
+    - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine lacks; "": none. hub_timeout_s:
+      the longest wait for one of its answers; a Hub that did not answer is left alone for a minute.
+    - shipped: look up the entries that came with the package, after all other folders.
+    - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own cache or signed by an allowed
+      publisher. These files are code that runs in this process.
+    - llm_key: the key of a language model's server, sent to that server only; from the environment, never shown.
+    """
+
+    enabled: bool = True
+    on_miss: Literal["baseline", "tune", "error"] = "baseline"
+    strictness: Literal["silent", "warn", "error"] = "warn"
+    precision: Literal["match", "strict", "kernelbench"] = "match"
+    assume_finite: bool = False
+    cache_dir: Path = field(default_factory=_default_cache)
+    read_only_caches: tuple[Path, ...] = ()
+    budget_s: float = 120.0
+    margin: float = 1.05
+    min_saving_us: float = 2.0
+    autotune: bool = False
+    without: tuple[str, ...] = ()
+    candidate_timeout_s: float = 120.0
+    memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
+    offline: bool = False
+    unsafe_sandbox: bool = False
+    record: Path | None = None
+    shadow_rate: float = 0.0
+    on_mismatch: Callable[[Any], object] | str | None = None
+    ranks_agree: bool = True
+    ranks_timeout_s: float = 60.0
+    ranks_heartbeat_s: float = 60.0
+    ranks_deciding_s: float = 600.0
+    trust: Literal["judge", "signed"] = "judge"
+    publishers: Path | None = None
+    revoked: Path | None = None
+    hub: str = ""
+    hub_timeout_s: float = 10.0
+    shipped: bool = True
+    inductor_files: bool = False
+    llm_key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("budget_s", 0.0, 1e6),
+            ("margin", 1.0, 10.0),
+            ("min_saving_us", 0.0, 1e6),
+            ("candidate_timeout_s", 1.0, 1e5),
+            ("hub_timeout_s", 0.1, 1e4),
+            ("memory_limit_gib", 0.0, 1e5),
+            ("shadow_rate", 0.0, 1.0),
+            ("ranks_timeout_s", 0.0, 1e5),
+            ("ranks_heartbeat_s", 0.1, 1e5),
+            ("ranks_deciding_s", 0.1, 1e5),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+                raise SettingError(name, value, f"a number from {low:g} to {high:g}")
+        for name in ("on_miss", "strictness", "precision", "trust"):
+            allowed = get_args(_literal(name))
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), "one of " + ", ".join(map(repr, allowed)))
+        for name in (
+            "enabled",
+            "assume_finite",
+            "autotune",
+            "offline",
+            "unsafe_sandbox",
+            "ranks_agree",
+            "shipped",
+            "inductor_files",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(name, getattr(self, name), "True or False")
+        if unknown := [name for name in self.without if name not in FAMILIES]:
+            raise SettingError("without", unknown[0], "some of " + ", ".join(FAMILIES))
+        called = self.on_mismatch
+        if not (called is None or callable(called) or (isinstance(called, str) and _FUNCTION.fullmatch(called))):
+            raise SettingError("on_mismatch", called, "a function, or the name of one as 'package.module:name'")
+        if self.record is not None:
+            object.__setattr__(self, "record", Path(self.record).expanduser())
+        if not isinstance(self.hub, str) or (self.hub and not HUB_REPOSITORY.fullmatch(self.hub)):
+            raise SettingError("hub", self.hub, "owner/name or owner/name@revision")
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+        for name in ("publishers", "revoked"):
+            if (given := getattr(self, name)) is not None:
+                if not str(given):
+                    raise SettingError(name, given, "the path of a TOML file, or None")
+                object.__setattr__(self, name, Path(given).expanduser())
+        object.__setattr__(self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
+        """Defaults, then `TORCH_CUDAL1_NAME` variables, then `given`. Raises SettingError for an unknown name or a bad value."""
+        known = {f.name for f in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise SettingError(name, given[name], "one of the settings " + ", ".join(sorted(known)))
+        values: dict[str, Any] = {}
+        for variable, text in (os.environ if environ is None else environ).items():
+            name = variable.removeprefix(PREFIX).lower()
+            if not variable.startswith(PREFIX):
+                continue
+            if name not in known:
+                raise SettingError(variable, text, "one of " + ", ".join(sorted(PREFIX + k.upper() for k in known)))
+            values[name] = _parse(name, text)
+        return cls(**{**values, **given})
+
+    def but(self, **changes: Any) -> Settings:
+        """A copy with `changes`. Raises SettingError like `from_env`."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise SettingError(name, changes[name], "one of the settings " + ", ".join(sorted(known)))
+        return replace(self, **changes)
+
+
+def inherited_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The variables a child process is given: those in `names` and those that start with one of `prefixes`."""
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
+
+
+@contextlib.contextmanager
+def path_with(folder: str) -> Iterator[None]:
+    """PATH with `folder` at its end, for programs that this process starts meanwhile."""
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join(filter(None, [before, folder]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before
+
+
+def triton_folder(otherwise: str) -> Path:
+    """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which Inductor would set later.
+
+    Triton's own start looks there for a small library, and calls a C compiler where it does not find it.
+    """
+    return Path(os.environ.setdefault("TRITON_CACHE_DIR", otherwise))
+
+
+def environment_table() -> dict[bytes, bytes]:
+    """The dictionary behind `os.environ` itself, as Dynamo reads it: to be compared, not written."""
+    table: dict[bytes, bytes] = vars(os.environ)["_data"]
+    return table
+
+
+def process_environment() -> dict[str, str]:
+    """Every variable as the C library has it now: `os.putenv` and native code change that and not `os.environ`."""
+    try:
+        block = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    except (OSError, ValueError):  # no such library or symbol outside POSIX
+        return dict(os.environ)
+    texts: list[str] = []
+    while block and (text := block[len(texts)]) is not None:
+        texts.append(text.decode(errors="replace"))
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Make these the variables of this process: one that was forked for a candidate, and was to start with no others."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Add these to the variables of this process: one that was made to measure, before it first meets CUDA."""
+    os.environ.update(variables)
+
+
+def _literal(name: str) -> Any:
+    return get_type_hints(Settings)[name]
+
+
+def _parse(name: str, text: str) -> Any:
+    default = getattr(Settings, name, None)
+    if name in ("cache_dir", "record"):
+        return Path(text)
+    if name in ("publishers", "revoked"):
+        return Path(text) if text else None
+    if name == "without":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name == "read_only_caches":
+        return tuple(Path(part) for part in text.split(os.pathsep) if part)
+    if isinstance(default, bool):
+        if text.lower() not in _WORDS:
+            raise SettingError(PREFIX + name.upper(), text, "true or false")
+        return _WORDS[text.lower()]
+    if isinstance(default, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise SettingError(PREFIX + name.upper(), text, "a number") from None
+    return text

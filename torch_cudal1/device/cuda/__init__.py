@@ -1,0 +1,1 @@
+"""The CUDA driver and compiler, reached with ctypes: modules, launches, cubins and NVRTC, without a toolkit."""

@@ -1,0 +1,81 @@
+"""Six small kernels that copy or fill device memory, for the C++ parts that put them into CUDA graphs (csrc/captured.cpp).
+
+They are PTX, which the driver itself translates when it loads it: no compiler is needed, and nothing is built for a GPU in advance.
+Where a driver refuses it, its own copies and fills stay in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from torch_cudal1.core.errors import DriverError
+from torch_cudal1.device.cuda.driver import Driver, opened
+
+__all__ = ["WIDTHS", "movers", "ptx"]
+
+WIDTHS = (16, 4, 1)  # bytes that one thread moves
+_HEAD = ".version 7.0\n.target sm_80\n.address_size 64\n"
+# (to, from or the value, count of words): thread i of the grid moves word i.
+_KERNEL = """
+.visible .entry {name}(.param .u64 to, .param .u64 what, .param .u64 count)
+{{
+    .reg .pred %beyond;
+    .reg .b32 %block, %size, %thread, %v<4>;
+    .reg .b64 %i, %n, %offset, %to, %what;
+    ld.param.u64 %to, [to];
+    ld.param.u64 %what, [what];
+    ld.param.u64 %n, [count];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %size, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    cvt.u64.u32 %i, %thread;
+    mad.wide.u32 %i, %block, %size, %i;
+    setp.ge.u64 %beyond, %i, %n;
+    @%beyond bra done;
+    mul.lo.u64 %offset, %i, {width};
+    add.u64 %to, %to, %offset;
+{work}
+done:
+    ret;
+}}
+"""
+_WORDS = {16: ("v4.b32", "{%v0, %v1, %v2, %v3}"), 4: ("b32", "%v0"), 1: ("b8", "%v0")}
+
+
+def ptx() -> str:
+    """The kernels as PTX: cudal1_copy16, cudal1_copy4, cudal1_copy1, and the same with fill."""
+    made = [_HEAD]
+    for width, (kind, words) in _WORDS.items():
+        store = f"    st.global.{kind} [%to], {words};"
+        load = f"    add.u64 %what, %what, %offset;\n    ld.global.{kind} {words}, [%what];"
+        spread = "    cvt.u32.u64 %v0, %what;\n" + "\n".join(f"    mov.b32 %v{i}, %v0;" for i in (1, 2, 3))
+        made.append(_KERNEL.format(name=f"cudal1_copy{width}", width=width, work=f"{load}\n{store}"))
+        made.append(_KERNEL.format(name=f"cudal1_fill{width}", width=width, work=f"{spread}\n{store}"))
+    return "".join(made)
+
+
+def movers(index: int) -> tuple[int, ...]:
+    """The functions on device `index`, the copies and then the fills, each by WIDTHS; zeros where the driver refuses them.
+
+    Loads them, once in a process, so it must not be called while a CUDA graph is captured.
+    """
+    return _load(opened(), index)
+
+
+@functools.cache
+def _load(driver: Driver, index: int) -> tuple[int, ...]:
+    names = [f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS]
+    module, found = ctypes.c_void_p(), []
+    try:
+        with driver.current(driver.context(index)):
+            driver.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx().encode()))
+            for name in names:
+                function = ctypes.c_void_p()
+                driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                if hasattr(driver.library, "cuFuncLoad"):
+                    driver.call("cuFuncLoad", function)
+                found.append(function.value or 0)
+    except DriverError:  # an older GPU, or a driver without its translator: not an error, only slower
+        return (0,) * len(names)
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""Finds products whose weights are stored in few bits and made into numbers at each call.
+
+    packed ── >> 4 ── & 15 ── stack ── view ── to(half) ── - zeros ── * scales ── t ─┐
+                                                                       x ────────── mm ── ...
+
+Eager writes the weights out in full for every call and reads them again; one kernel reads the bits. What is found has no other use
+of anything inside. Nothing is decided about speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from torch_cudal1.graph.fusion.uses import Uses
+from torch_cudal1.ir.aten import is_random, overload
+from torch_cudal1.ir.check import used_values
+from torch_cudal1.ir.model import Aten, Step, TensorSpec, Value
+
+__all__ = ["MOST_ROWS", "chain"]
+
+MOST_ROWS = 256  # of the other operand: a kernel makes the weights once for every 16 to 128 of them; with more, once for all pays
+_WEIGHT = {"aten.mm.default": 1, "aten.addmm.default": 2}
+_LAYOUT = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "squeeze.dim", "expand.default"),
+        *("t.default", "transpose.int", "permute.default", "stack.default", "_to_copy.default", "clone.default"),
+        *("arange.default", "arange.start", "arange.start_step"),
+    )
+)
+_PACKED = frozenset({"uint8", "int8", "int32", "float8_e4m3fn", "float8_e5m2"})
+_MOST_STEPS = 24
+
+
+def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+    """The steps that make the weight of the product at `last`, and that product; empty where it has none in few bits.
+
+    `specs`: of all values.
+    """
+    step = uses.steps[last]
+    if not isinstance(step, Aten) or step.target not in _WEIGHT:
+        return ()
+    left, weight = step.args[_WEIGHT[step.target] - 1], step.args[_WEIGHT[step.target]]
+    if not isinstance(left, Value) or not isinstance(weight, Value) or specs[left.index].shape[0] > MOST_ROWS:
+        return ()
+    inside, leaves, waiting = {last}, set[int](), [weight.index]
+    while waiting:
+        index = waiting.pop()
+        position = uses.maker.get(index)
+        if position is None:
+            leaves.add(index)
+        elif position not in inside:
+            if not _makes_numbers(uses.steps[position]) or len(inside) > _MOST_STEPS:
+                return ()
+            inside.add(position)
+            waiting += used_values(uses.steps[position])
+    own = all(uses.only_in(position, inside) for position in inside - {last})
+    few_bits = any(specs[leaf].dtype in _PACKED and specs[leaf].numel > 1 for leaf in leaves)
+    return tuple(sorted(inside)) if own and few_bits and len(inside) > 2 else ()
+
+
+def _makes_numbers(step: Step) -> bool:
+    if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
+        return False
+    return step.target in _LAYOUT or torch.Tag.pointwise in overload(step.target).tags

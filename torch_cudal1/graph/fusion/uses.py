@@ -1,0 +1,35 @@
+"""Who makes and who reads each value of a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch_cudal1.ir.check import used_values
+from torch_cudal1.ir.model import Program, Step, step_outs
+
+__all__ = ["Uses", "uses_of"]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Which step makes a value, and which read it; the results of the whole are read by step -1."""
+
+    steps: Sequence[Step]
+    maker: Mapping[int, int]
+    readers: Mapping[int, frozenset[int]]
+
+    def only_in(self, position: int, inside: Collection[int]) -> bool:
+        """Whether nothing outside reads what the step at `position` yields."""
+        return all(self.readers.get(out, frozenset()) <= set(inside) for out in step_outs(self.steps[position]))
+
+
+def uses_of(program: Program) -> Uses:
+    """The uses of all values of `program`."""
+    maker: dict[int, int] = {}
+    readers: dict[int, set[int]] = {out: {-1} for out in program.outputs if out is not None}
+    for position, step in enumerate(program.steps):
+        maker.update(dict.fromkeys(step_outs(step), position))
+        for index in used_values(step):
+            readers.setdefault(index, set()).add(position)
+    return Uses(program.steps, maker, {index: frozenset(found) for index, found in readers.items()})

@@ -1,0 +1,167 @@
+"""A region and its stored decision as FlashInfer-Trace records: Definition, Solution and a Trace with what was measured.
+
+Both Programs become Python of ATen calls. What the format cannot say is a `NotExpressible` with its reason: machine code,
+constants, inputs that are not contiguous, dtypes it has no name for. The schedule is no part of a source; the description names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.ingest.formats.flashinfer import (
+    DTYPES,
+    Axis,
+    Definition,
+    Evaluation,
+    Shape,
+    Solution,
+    Trace,
+    Workload,
+)
+from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.records import Entry, Region
+from torch_cudal1.ir.value_specs import output_specs
+
+__all__ = ["Exported", "NotExpressible", "exported", "python_of"]
+
+_SOURCE = "main.py"
+
+
+@dataclass(frozen=True)
+class NotExpressible:
+    """No records, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The records of one region."""
+
+    definition: Definition
+    solution: Solution
+    trace: Trace
+
+
+def exported(region: Region, entry: Entry) -> Exported | NotExpressible:
+    """The records of a region and the entry that the cache holds for it."""
+    if entry.choice.origin == "baseline":
+        return NotExpressible(f"the fastest is a baseline ({entry.choice.label}): there is no solution to write")
+    reference, candidate = python_of(region.program), python_of(entry.choice.program)
+    for text in (reference, candidate):
+        if isinstance(text, NotExpressible):
+            return text
+    assert isinstance(reference, str)
+    assert isinstance(candidate, str)
+    results = output_specs(region.program)
+    outputs = [spec for spec in results if spec is not None]
+    if len(outputs) != len(results):
+        return NotExpressible("an output is no tensor")
+    if problem := next(filter(None, map(_problem, (*region.program.inputs, *outputs))), None):
+        return NotExpressible(problem)
+    name = f"cudal1_{region.key[:16]}"
+    definition = _definition(name, region, reference, outputs)
+    solution = Solution(
+        name=f"{name}_{entry.choice.digest[:8]}",
+        definition=name,
+        author="torch-cudal1",
+        language="python",
+        target_hardware=(entry.target.sku or entry.target.device,),
+        entry_point=f"{_SOURCE}::run",
+        sources={_SOURCE: candidate},
+        into_outputs=False,
+        description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
+    )
+    workload = Workload({}, {name: {"type": "random"} for name in definition.inputs}, region.key)
+    return Exported(definition, solution, Trace(name, workload, solution.name, _evaluation(entry)))
+
+
+def python_of(program: Program) -> str | NotExpressible:
+    """A Program of ATen calls as the text of a function `run`."""
+    if program.constants:
+        return NotExpressible(f"it holds {len(program.constants)} constants, and the format has no place for them")
+    lines = []
+    for step in program.steps:
+        if not isinstance(step, Aten):
+            return NotExpressible("it launches machine code, and the format has no language for that")
+        given = [_python(arg) for arg in step.args] + [f"{name}={_python(arg)}" for name, arg in step.kwargs]
+        outs = ", ".join(f"v{out}" for out in step.outs) + ("," if step.many and len(step.outs) == 1 else "")
+        lines.append(f"    {outs} = torch.ops.{step.target}({', '.join(given)})")
+    results = [f"v{out}" for out in program.outputs if out is not None]
+    head = f"def run({', '.join(f'v{number}' for number in range(len(program.inputs)))}):"
+    result = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return "\n".join(["import torch", "", "", head, *lines, f"    return {result}", ""])
+
+
+def _definition(name: str, region: Region, reference: str, outputs: Sequence[TensorSpec]) -> Definition:
+    inputs = region.program.inputs
+    sizes = sorted({size for spec in (*inputs, *outputs) for size in spec.shape})
+    return Definition(
+        name=name,
+        op_type="fused",
+        axes={f"n{size}": Axis(size) for size in sizes},
+        inputs={f"v{number}": _shape(spec, region.roles[number]) for number, spec in enumerate(inputs)},
+        outputs={f"out{number}": _shape(spec) for number, spec in enumerate(outputs)},
+        reference=reference,
+        tags=("source:torch-cudal1",),
+        description=f"{region.name or 'a region'}, key {region.key}",
+    )
+
+
+def _shape(spec: TensorSpec, description: str | None = None) -> Shape:
+    return Shape(tuple(f"n{size}" for size in spec.shape), spec.dtype, description)
+
+
+def _problem(spec: TensorSpec) -> str:
+    if spec.dtype not in DTYPES:
+        return f"a tensor is {spec.dtype}, for which the format has no name"
+    expected = list(reversed(list(_row_major(reversed(spec.shape)))))
+    if any(size > 1 and stride != right for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)):
+        return f"a tensor of shape {list(spec.shape)} has strides {list(spec.strides)}; the format knows contiguous ones"
+    return ""
+
+
+def _row_major(sizes: Any) -> Iterator[int]:
+    stride = 1
+    for size in sizes:
+        yield stride
+        stride *= max(1, size)
+
+
+def _evaluation(entry: Entry) -> Evaluation:
+    """What was measured. Absolute and relative errors were not and are NaN; the ratio to eager's own error stands beside them."""
+    timing = entry.evidence["timing"]
+    ratios = [one.get("value") for one in entry.evidence.get("checks", ()) if one.get("name") == "numerics"]
+    worst = max((ratio for ratio in ratios if ratio is not None), default=None)
+    extra = {"rms_error_over_eager": worst, "low": timing["low"], "baseline": timing["baseline"]}
+    return Evaluation(
+        status="PASSED",
+        hardware=entry.target.sku or entry.target.device,
+        timestamp=entry.created,
+        libs={"torch": entry.target.torch, "torch-cudal1": entry.package},
+        correctness={"max_relative_error": "NaN", "max_absolute_error": "NaN", "extra": extra},
+        performance={
+            "latency_ms": float(timing["candidate_us"]) / 1e3,
+            "reference_latency_ms": float(timing["baseline_us"]) / 1e3,
+            "speedup_factor": float(timing["speedup"]),
+        },
+    )
+
+
+def _python(arg: Any) -> str:
+    if isinstance(arg, Value):
+        return f"v{arg.index}"
+    if isinstance(arg, tuple):
+        return f"[{', '.join(map(_python, arg))}]"
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f"float({str(arg)!r})"
+    if isinstance(arg, complex):
+        return f"complex({_python(arg.real)}, {_python(arg.imag)})"
+    if isinstance(arg, torch.device):
+        return f"torch.device({arg.type!r})"
+    return str(arg) if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)) else repr(arg)

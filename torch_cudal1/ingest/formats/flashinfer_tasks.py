@@ -1,0 +1,200 @@
+"""A FlashInfer-Trace folder as tasks: each solution on each workload of its definition, as KernelBench-style sources.
+
+    <folder>/definitions/**.json   solutions/**.json   workloads/**.jsonl   traces/**.jsonl
+
+A definition's `run` becomes the forward of a `Model` without parameters, a solution's function that of a `ModelNew`. Sources stay
+as they are; only what calls them is added. Evaluations are kept as claims. Nothing is run here, and no tensor file is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch_cudal1.ingest.formats.flashinfer import Definition, Shape, Solution, Trace, Workload
+from torch_cudal1.ingest.formats.tasks import Damaged, Task
+
+__all__ = ["candidate_text", "is_dataset", "reference_text", "tasks_in"]
+
+_HEAD = """
+
+import torch as _torch
+
+
+def _outputs(found, names={names!r}):
+    if isinstance(found, dict):
+        found = [found[name] for name in names]
+    if isinstance(found, (list, tuple)):
+        return found[0] if len(found) == 1 else tuple(found)
+    return found
+"""
+_REFERENCE = """
+
+class Model(_torch.nn.Module):
+    def forward(self, *given):
+        return _outputs(run(*given))
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+"""
+_RETURNS = """
+
+class ModelNew(_torch.nn.Module):
+    def forward(self, *given):
+        return _outputs({function}(*given))
+"""
+_FILLS = """
+
+class ModelNew(_torch.nn.Module):
+    def forward(self, *given):
+        device = next((one.device for one in given if isinstance(one, _torch.Tensor)), None)
+        made = [_torch.empty(shape, dtype=dtype, device=device) for shape, dtype in ({outputs},)]
+        {function}(*given, *made)
+        return _outputs(made)
+"""
+_FLOATING = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a folder is laid out as a FlashInfer-Trace one."""
+    return (path / "definitions").is_dir()
+
+
+def tasks_in(root: Path) -> Iterator[Task | Damaged]:
+    """Every solution on every workload of its definition, in the order of their files; what cannot be read, by its reason."""
+    read = _Folder.read(root)
+    yield from read.damaged
+    for where, solution in read.solutions:
+        definition = read.definitions.get(solution.definition)
+        if definition is None:
+            yield Damaged(where, f"solution {solution.name!r} is for {solution.definition!r}, which no file of {root} defines")
+            continue
+        workloads = {each.workload.uuid: each.workload for each in read.traces if each.definition == definition.name}
+        if not workloads and any(axis.value is None for axis in definition.axes.values()):
+            yield Damaged(where, f"definition {definition.name!r} has variable axes, and no workload says how long they are")
+            continue
+        for workload in workloads.values() or [Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")]:
+            yield _task(where, definition, solution, workload, read.traces)
+
+
+def reference_text(definition: Definition, workload: Workload) -> str:
+    """A KernelBench-style reference. Raises ValueError for a workload whose inputs cannot be made from the text alone."""
+    inputs = ", ".join(_input(name, shape, definition, workload) for name, shape in definition.inputs.items())
+    head = _HEAD.format(names=tuple(definition.outputs))
+    return definition.reference + head + _REFERENCE.format(inputs=inputs)
+
+
+def candidate_text(definition: Definition, solution: Solution, workload: Workload) -> str:
+    """A `ModelNew` around a solution of one Python file. Raises ValueError for an axis without a size."""
+    head = _HEAD.format(names=tuple(definition.outputs))
+    content = solution.sources[solution.entry_file]
+    if not solution.into_outputs:
+        return content + head + _RETURNS.format(function=solution.entry_name)
+    made = [f"({_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})" for shape in definition.outputs.values()]
+    return content + head + _FILLS.format(function=solution.entry_name, outputs=", ".join(made))
+
+
+@dataclass
+class _Folder:
+    """The records of a folder as far as they could be read."""
+
+    definitions: dict[str, Definition] = field(default_factory=dict)
+    solutions: list[tuple[str, Solution]] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, root: Path) -> _Folder:
+        found = cls()
+        for where, data in found._objects(root, "definitions", ".json"):
+            if definition := found._kept(where, Definition.from_json, data):
+                found.definitions[definition.name] = definition
+        for where, data in found._objects(root, "solutions", ".json"):
+            if solution := found._kept(where, Solution.from_json, data):
+                found.solutions.append((where, solution))
+        for folder in ("workloads", "traces"):
+            for where, data in found._objects(root, folder, ".jsonl"):
+                if trace := found._kept(where, Trace.from_json, data):
+                    found.traces.append(trace)
+        return found
+
+    def _objects(self, root: Path, folder: str, ending: str) -> Iterator[tuple[str, Any]]:
+        for path in sorted((root / folder).rglob(f"*{ending}")):
+            try:
+                content = path.read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                self.damaged.append(Damaged(str(path), f"{type(error).__name__}: {error}"))
+                continue
+            lines = enumerate(content.splitlines(), start=1) if ending == ".jsonl" else [(1, content)]
+            for number, line in lines:
+                where = f"{path}:{number}" if ending == ".jsonl" else str(path)
+                if line.strip() and (data := self._kept(where, json.loads, line)) is not None:
+                    yield where, data
+
+    def _kept(self, where: str, read: Any, data: Any) -> Any:
+        try:
+            return read(data)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            self.damaged.append(Damaged(where, str(error)[:400]))
+            return None
+
+
+def _task(where: str, definition: Definition, solution: Solution, workload: Workload, traces: list[Trace]) -> Task | Damaged:
+    name = f"{solution.name} on {workload.uuid}"
+    try:
+        reference = reference_text(definition, workload)
+        foreign = _foreign(solution)
+        candidate = "" if foreign else candidate_text(definition, solution, workload)
+    except ValueError as error:
+        return Damaged(where, f"{name}: {error}")
+    told = [
+        t.evaluation.to_json() for t in traces if t.solution == solution.name and t.workload.uuid == workload.uuid and t.evaluation
+    ]
+    labels = {"definition": definition.name, "solution": solution.name, "workload": workload.uuid}
+    return Task(where, name, reference, candidate, {"evaluations": told} if told else {}, labels, foreign)
+
+
+def _foreign(solution: Solution) -> str:
+    if solution.language not in ("python", "triton"):
+        return f"it is written in {solution.language}; only Python and Triton sources can be traced"
+    if len(solution.sources) > 1:
+        return f"it spans {len(solution.sources)} files; one Python file can be traced"
+    return ""
+
+
+def _sizes(shape: Shape, definition: Definition, workload: Workload) -> tuple[int, ...]:
+    return tuple(_size(axis, definition, workload) for axis in shape.axes or ())
+
+
+def _size(axis: str, definition: Definition, workload: Workload) -> int:
+    fixed = definition.axes[axis].value
+    if fixed is None and axis not in workload.axes:
+        raise ValueError(f"axis {axis!r} has no size in workload {workload.uuid!r}")
+    return workload.axes[axis] if fixed is None else fixed
+
+
+def _input(name: str, shape: Shape, definition: Definition, workload: Workload) -> str:
+    """An expression that makes an input."""
+    given: Mapping[str, Any] = workload.inputs.get(name) or {"type": "random"}
+    if given["type"] == "scalar":
+        if type(given["value"]) not in (int, float, bool):
+            raise ValueError(f"input {name!r}: value {given['value']!r}; expected a number")
+        return f"float({str(given['value'])!r})" if isinstance(given["value"], float) else repr(given["value"])
+    if given["type"] == "safetensors":
+        raise ValueError(f"input {name!r} lies in a tensor file, which is not read; only random and scalar inputs are made")
+    if shape.axes is None:
+        raise ValueError(f"input {name!r} is a number, and the workload gives none")
+    sizes = _sizes(shape, definition, workload)
+    if shape.dtype in _FLOATING:
+        return f"_torch.randn({sizes!r}).to(_torch.{shape.dtype})"
+    if shape.dtype == "float4_e2m1":
+        raise ValueError(f"input {name!r} is {shape.dtype}, which torch cannot make")
+    return f"_torch.randint(0, 2, {sizes!r}).to(_torch.{shape.dtype})"

@@ -1,0 +1,1 @@
+"""Kernels from language models: endpoints and policies, prompts, answers, the database of what was measured."""

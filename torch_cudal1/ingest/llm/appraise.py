@@ -1,0 +1,106 @@
+"""From completions to measurements on record: decode, look up, measure what is due, write down.
+
+A sample has a name; one that the database knows is not measured again, so a run that was killed pays for nothing twice. Which
+programs are measured again when they come again is `measure.Remembered`'s rule, the same for judge and replay. It draws no
+prompts and commits no generations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_cudal1.ingest.llm.checker import Checked
+from torch_cudal1.ingest.llm.database import Database, Sample
+from torch_cudal1.ingest.llm.records import Codec, Evaluator, Undecodable
+from torch_cudal1.judge.pool.measure import Remembered
+from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+
+__all__ = ["Appraiser", "Asked"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One completion to appraise. `name`: unique in the run. `exemplars`: digests of what the prompt showed."""
+
+    name: str
+    task: TrainingTask
+    completion: str
+    origin: str = ""
+    exemplars: tuple[str, ...] = ()
+
+
+class Appraiser:
+    """Codec, evaluator and database of a run. `memory`: what is known of programs, from the database on."""
+
+    def __init__(self, codec: Codec, evaluator: Evaluator, database: Database) -> None:
+        self.codec, self.database = codec, database
+        self._evaluator: Any = evaluator
+        self.memory = Remembered()
+        known = [sample.measured for sample in database.samples() if sample.measured.outcome != "undecodable"]
+        self.memory.learn(known)
+        own = getattr(evaluator, "memory", None)
+        if isinstance(own, Remembered):
+            own.learn(known)  # so that it knows which score would be a surprise
+        if isinstance(evaluator, Checked):
+            evaluator.learn(list(database.samples()))
+
+    def appraise(self, asked: Sequence[Asked]) -> list[Measured]:
+        """A measurement for each, in order, all on record when this returns. Faults of the evaluator raise; nothing is invented."""
+        decoded: dict[str, dict[str, Decoded]] = {}  # by task, by name
+        tasks: dict[str, TrainingTask] = {}
+        names = {one.name: one for one in asked}
+        for one in asked:
+            if self.database.has(one.name):
+                continue
+            found = self.codec.decode(one.task, one.completion)
+            if isinstance(found, Undecodable):
+                self._record(one, Measured(one.task.id, one.completion, "undecodable", detail=found.reason))
+            else:
+                decoded.setdefault(one.task.id, {})[one.name] = found
+                tasks[one.task.id] = one.task
+        self._measure(tasks, decoded, names)
+        return [self._on_record(one.name) for one in asked]
+
+    def _measure(
+        self, tasks: Mapping[str, TrainingTask], decoded: Mapping[str, Mapping[str, Decoded]], names: Mapping[str, Asked]
+    ) -> None:
+        due = {}
+        for task, programs in decoded.items():
+            due[task] = [program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))]
+        waiting = {(task, program.program): name for task, by_name in decoded.items() for name, program in by_name.items()}
+
+        def measured(found: Measured) -> None:
+            """On record at once: a kill later in the batch loses nothing that was measured."""
+            if name := waiting.pop((found.task, found.program), ""):
+                self.memory.take(found)
+                self._record(names[name], found)
+
+        self._ask([(tasks[task], programs) for task, programs in due.items() if programs], measured)
+        for task, by_name in decoded.items():
+            for name, program in by_name.items():
+                if not self.database.has(name):  # it came before, here or earlier: what is known of it by now
+                    self._record(names[name], replace(self.memory.answer(task, program.program), buckets=()))
+
+    def _ask(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]], measured: Callable[[Measured], None]) -> None:
+        """All tasks at once where the evaluator can, which then tells each measurement as it comes; task by task where not."""
+        if hasattr(self._evaluator, "measure_all"):
+            self._evaluator.told = measured
+            answers = self._evaluator.measure_all(questions)
+        else:
+            answers = (self._evaluator.measure(task, programs) for task, programs in questions)
+        for (task, programs), found in zip(questions, answers, strict=True):
+            if len(found) != len(programs):
+                raise ValueError(f"the evaluator answered {len(found)} measurements for {len(programs)} programs of {task.id}")
+            for one in found:
+                measured(one)
+
+    def _record(self, one: Asked, found: Measured) -> None:
+        self.database.add(Sample(one.name, found, origin=one.origin, exemplars=one.exemplars))
+
+    def _on_record(self, name: str) -> Measured:
+        sample = self.database.get(name)
+        if sample is None:
+            raise KeyError(f"sample {name!r} was not put on record")
+        return sample.measured

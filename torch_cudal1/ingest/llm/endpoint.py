@@ -1,0 +1,283 @@
+"""A client of any OpenAI-compatible server: completions for prompts, retried with patience, within a budget.
+
+A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses; what stays broken is a `NoAnswer`
+with its reason, never an empty completion. Tokens are counted as the server says, or estimated where it does not, and money from
+the prices given. The key comes from the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain
+HTTP to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from torch_cudal1.core.errors import Cudal1Error, SettingError
+from torch_cudal1.core.settings import Settings
+
+__all__ = ["Answer", "Endpoint", "EndpointError", "NoAnswer", "Patience", "Prices"]
+
+_MOST_BYTES = 16 << 20
+_CHUNK = 1 << 16
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_CHARS_PER_TOKEN = 4  # where a server does not say
+
+
+class EndpointError(Cudal1Error, ConnectionError):
+    """A server cannot be used: it refuses, or gave no answer for all patience."""
+
+    def __init__(self, url: str, found: str) -> None:
+        self.url, self.found = url, found
+        super().__init__(url, found)
+
+    def __str__(self) -> str:
+        return f"the server {self.url} {self.found}"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Money for a million tokens, of prompts and of completions."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+    def of(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """What so many tokens cost."""
+        return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
+
+
+@dataclass(frozen=True)
+class Patience:
+    """`attempts` for one completion, each at most `timeout_s` long; pauses double from `pause_s` up to `longest_pause_s`."""
+
+    attempts: int = 6
+    timeout_s: float = 300.0
+    pause_s: float = 1.0
+    longest_pause_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion and what it took. `estimated`: the server did not say how many tokens."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    money: float
+    estimated: bool = False
+    finished: str = ""
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why there is no completion after all attempts."""
+
+    reason: str
+
+
+class _Again(Exception):
+    """This attempt failed; another may not. `after_s`: what the server asks to wait."""
+
+    def __init__(self, found: str, after_s: float | None = None) -> None:
+        super().__init__(found)
+        self.after_s = after_s
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *given: Any, **named: Any) -> None:
+        """A redirect would carry the key to another place."""
+
+
+@dataclass
+class Endpoint:
+    """A model behind a server, as a `records.Policy`.
+
+    `url`: up to and including the version, such as http://localhost:8000/v1. `model`: "" asks the server, which must then have
+    exactly one. `parallel`: requests at the same time. `sleep`: for tests.
+    """
+
+    url: str
+    model: str = ""
+    key: str = field(default="", repr=False)
+    max_tokens: int = 8_192
+    parallel: int = 8
+    patience: Patience = Patience()
+    prices: Prices = Prices()
+    sleep: Any = field(default=time.sleep, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        split = urlsplit(self.url)
+        if split.scheme not in ("http", "https") or not split.hostname or split.query or split.fragment or split.username:
+            raise SettingError("llm", _without_password(self.url), "a URL such as http://localhost:8000/v1, without a key in it")
+        if self.key and split.scheme == "http" and split.hostname not in _LOOPBACK:
+            raise SettingError("llm", self.url, "https: a key is not sent over plain HTTP to another machine")
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    @classmethod
+    def from_settings(cls, url: str, settings: Settings, **more: Any) -> Endpoint:
+        """With the key of the environment. Raises SettingError, also for another machine when `offline` is set."""
+        if settings.offline and urlsplit(url).hostname not in _LOOPBACK:
+            raise SettingError("llm", url, "a server on this machine, because 'offline' is set")
+        return cls(url, key=settings.llm_key, **more)
+
+    @property
+    def name(self) -> str:
+        """For records: model and server."""
+        return f"{self.model}@{urlsplit(self.url).netloc}"
+
+    def ask(self, prompt: str, *, temperature: float, seed: int) -> Answer | NoAnswer:
+        """One completion, after as many attempts as patience allows. Raises EndpointError for a server that refuses."""
+        body = {
+            "model": self._model(),
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": temperature,
+            "seed": seed % (1 << 31),
+            "max_tokens": self.max_tokens,
+        }
+        reason = ""
+        for attempt in range(self.patience.attempts):
+            try:
+                return self._answer(self._post("/chat/completions", body), prompt)
+            except _Again as error:
+                reason = str(error)
+                if attempt + 1 < self.patience.attempts:
+                    self.sleep(self._pause_s(attempt, error.after_s))
+        return NoAnswer(f"{reason} ({self.patience.attempts} attempts)")
+
+    def sample(self, prompts: Sequence[str], *, count: int, temperature: float, seed: int) -> list[list[str]]:
+        """`count` completions for each prompt. Raises EndpointError if one of them cannot be had."""
+        wanted = [(prompt, seed + i * count + j) for i, prompt in enumerate(prompts) for j in range(count)]
+        found: list[str] = []
+        for answer in self.ask_all(wanted, temperature=temperature):
+            if isinstance(answer, NoAnswer):
+                raise EndpointError(self.url, f"gave no completion: {answer.reason}")
+            found.append(answer.text)
+        return [found[i : i + count] for i in range(0, len(found), count)]
+
+    def ask_all(self, wanted: Sequence[tuple[str, int]], *, temperature: float) -> list[Answer | NoAnswer]:
+        """Prompts with their seeds, several at a time, answers in order; a refusal of one costs only that one."""
+        self._model()
+
+        def one(asked: tuple[str, int]) -> Answer | NoAnswer:
+            try:
+                return self.ask(asked[0], temperature=temperature, seed=asked[1])
+            except EndpointError as error:
+                return NoAnswer(error.found)
+
+        with ThreadPoolExecutor(max(1, min(self.parallel, len(wanted)))) as pool:
+            return list(pool.map(one, wanted))
+
+    def _model(self) -> str:
+        with self._lock:
+            if not self.model:
+                self.model = self._only_model()
+            return self.model
+
+    def _only_model(self) -> str:
+        try:
+            found = json.loads(self._post("/models", None))
+            names = [str(one["id"]) for one in found["data"]]
+        except (_Again, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise EndpointError(self.url, f"does not say which models it has ({error}); name one") from error
+        if len(names) != 1:
+            raise EndpointError(self.url, f"has {len(names)} models; name one of {', '.join(names[:8]) or 'them'}")
+        return names[0]
+
+    def _pause_s(self, attempt: int, after_s: float | None) -> float:
+        longest = self.patience.longest_pause_s
+        if after_s is not None:
+            return min(longest, after_s)
+        doubled: float = self.patience.pause_s * (1 << attempt)
+        return min(longest, doubled) * random.uniform(0.5, 1.0)
+
+    def _post(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        deadline = time.monotonic() + self.patience.timeout_s
+        try:
+            with self._opener.open(request, timeout=self.patience.timeout_s) as response:
+                return _whole(response, deadline)
+        except urllib.error.HTTPError as error:
+            self._refused(error)
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise _Again(f"{type(error).__name__}: {error}") from error
+
+    def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
+        with error:
+            told = error.read(2_000).decode(errors="replace").strip()
+        found = f"answered with status {error.code}: {told[:300]}"
+        if error.code in _AGAIN:
+            raise _Again(found, _seconds(error.headers.get("Retry-After"))) from error
+        raise EndpointError(self.url, found) from error
+
+    def _answer(self, content: bytes, prompt: str) -> Answer:
+        try:
+            found = json.loads(content)
+            choice = found["choices"][0]
+            text = choice["message"]["content"]
+            finished = str(choice.get("finish_reason") or "")
+            if not isinstance(text, str):
+                raise TypeError(f"content is {type(text).__name__}")
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise _Again(f"the answer is no completion ({type(error).__name__}: {error}): {content[:80]!r}") from error
+        prompt_tokens, completion_tokens, told = _usage(found, prompt, text)
+        money = self.prices.of(prompt_tokens, completion_tokens)
+        return Answer(text, prompt_tokens, completion_tokens, money, not told, finished)
+
+
+def _whole(response: Any, deadline: float) -> bytes:
+    """A body of bounded length, in bounded time: a server that sends a byte a minute is slow too."""
+    parts: list[bytes] = []
+    size = 0
+    while part := response.read1(_CHUNK):
+        size += len(part)
+        parts.append(part)
+        if size > _MOST_BYTES:
+            raise _Again(f"an answer of over {_MOST_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise _Again(f"an answer that took longer than its time ({size} bytes came)")
+    expected = response.headers.get("Content-Length")
+    if expected is not None and size < int(expected):
+        raise _Again(f"an answer cut off after {size} of {expected} bytes")
+    return b"".join(parts)
+
+
+def _usage(found: Mapping[str, Any], prompt: str, text: str) -> tuple[int, int, bool]:
+    """Tokens of prompt and completion, and whether the server told them."""
+    try:
+        told = found["usage"]
+        counts = int(told["prompt_tokens"]), int(told["completion_tokens"])
+        if min(counts) >= 0:
+            return *counts, True
+    except (KeyError, TypeError, ValueError):
+        pass
+    return math.ceil(len(prompt) / _CHARS_PER_TOKEN), math.ceil(len(text) / _CHARS_PER_TOKEN), False
+
+
+def _seconds(text: str | None) -> float | None:
+    """The Retry-After header as seconds; None for none, or for a date."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None
+
+
+def _without_password(url: str) -> str:
+    return url.rpartition("@")[2] if "@" in url else url

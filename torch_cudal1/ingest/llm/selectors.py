@@ -1,0 +1,169 @@
+"""Which earlier programs a prompt shows: pure functions of a seed, a task and a view of the database.
+
+So all members of a group and all ranks show the same ones, without saying so to each other. What is drawn is shown worst to best.
+`Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands` its alternative; `Uniform` and `Nothing` are what it compares
+with; how buckets are made and drawn from is `learned.buckets`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from torch_cudal1.ingest.llm.database import Entry, View
+from torch_cudal1.ingest.llm.records import Exemplar
+from torch_cudal1.search.evolution.buckets import bucketed, contrasting, softmax_draw, standard_scores
+
+__all__ = ["SELECTORS", "Best", "Buckets", "Islands", "Nothing", "Selector", "SelectorName", "Uniform", "exemplars", "selector"]
+
+SelectorName: TypeAlias = Literal["none", "random", "bucket", "island", "top"]
+
+
+class Selector(Protocol):
+    """Draws programs of a task from a view."""
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """The programs to show, in any order; fewer than asked for where there are fewer. A pure function."""
+        ...
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No exemplars: the same prompt for ever."""
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """None."""
+        return []
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`count` different successes, all equally likely."""
+
+    count: int = 2
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """Without regard to scores."""
+        known = view.entries(task)
+        return _dice("random", seed, task, view).sample(list(known), min(self.count, len(known)))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The `count` fastest."""
+
+    count: int = 2
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """The end of the list; one score is as good as another equal one."""
+        return list(view.entries(task)[-self.count :])
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """`count` distinct score buckets, drawn with probability ~ exp(mean score / tau), then one program of each, uniformly.
+
+    `width` of a bucket and `tau` are in standard deviations of the task's log-scores. Where a task has fewer buckets, fewer
+    programs are shown: two of one speed are no contrast.
+    """
+
+    count: int = 2
+    tau: float = 1.0
+    width: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.count >= 1 and self.tau > 0 and self.width > 0):
+            raise ValueError(f"expected count of at least 1, tau and width above 0; came {self}")
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """Equation 1."""
+        known = view.entries(task)
+        dice = _dice("bucket", seed, task, view)
+        drawn = contrasting([one.score for one in known], dice, count=self.count, tau=self.tau, width=self.width)
+        return [known[index] for index in drawn]
+
+    def buckets(self, known: Sequence[Entry]) -> list[tuple[float, list[Entry]]]:
+        """The buckets of a task, slowest first: mean standard score, programs."""
+        found = bucketed([one.score for one in known], self.width)
+        return [(mean, [known[index] for index in members]) for mean, members in found]
+
+
+@dataclass(frozen=True)
+class Islands:
+    """Islands that evolve apart (FunSearch): an island is drawn uniformly, then `count` of its programs by softmax.
+
+    A program lives on the island that its digest says. Every `period` generations the weaker half of the islands loses what it had
+    and starts again from the best program of a stronger one; only the last such event is looked at, so a view suffices.
+    """
+
+    count: int = 2
+    islands: int = 4
+    period: int = 16
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (min(self.count, self.islands, self.period) >= 1 and self.tau > 0):
+            raise ValueError(f"expected counts of at least 1 and tau above 0; came {self}")
+
+    def draw(self, seed: int, task: str, view: View) -> list[Entry]:
+        """Programs of one island."""
+        dice = _dice("island", seed, task, view)
+        inhabited = [known for known in self.population(task, view) if known]
+        if not inhabited:
+            return []
+        known = dice.choice(inhabited)
+        scores = standard_scores([one.score for one in known])
+        return [known[index] for index in softmax_draw(scores, self.tau, self.count, dice)]
+
+    def population(self, task: str, view: View) -> list[list[Entry]]:
+        """Who lives where."""
+        homes: list[list[Entry]] = [[] for _ in range(self.islands)]
+        for entry in view.entries(task):
+            homes[int(entry.digest, 16) % self.islands].append(entry)
+        reset = view.generation // self.period * self.period
+        before = [[entry for entry in home if entry.since <= reset] for home in homes]
+        if not reset or self.islands < 2 or not any(before):
+            return homes
+        ranked = sorted(range(self.islands), key=lambda i: (before[i][-1].score if before[i] else 0.0, i))
+        weak, strong = ranked[: self.islands // 2], [i for i in ranked[self.islands // 2 :] if before[i]]
+        for rank, island in enumerate(weak):
+            founder = before[strong[rank % len(strong)]][-1]
+            settlers = [entry for entry in homes[island] if entry.since > reset]
+            homes[island] = sorted([founder, *settlers], key=lambda entry: (entry.score, entry.digest))
+        return homes
+
+
+SELECTORS: Mapping[str, type[Selector]] = {
+    "none": Nothing,
+    "random": Uniform,
+    "bucket": Buckets,
+    "island": Islands,
+    "top": Best,
+}
+
+
+def selector(name: str, **options: float) -> Selector:
+    """The selector of that name. Raises ValueError for an unknown name or option."""
+    if name not in SELECTORS:
+        raise ValueError(f"selector {name!r}; expected one of {', '.join(SELECTORS)}")
+    try:
+        return SELECTORS[name](**options)
+    except TypeError as error:
+        raise ValueError(f"selector {name!r}: {error}") from error
+
+
+def exemplars(chosen: Selector, seed: int, task: str, view: View, *, shuffled: bool = False) -> tuple[Exemplar, ...]:
+    """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for comparison."""
+    drawn = sorted(chosen.draw(seed, task, view), key=lambda entry: (entry.score, entry.digest))
+    if shuffled:
+        _dice("order", seed, task, view).shuffle(drawn)
+    return tuple(Exemplar(entry.program, entry.score) for entry in drawn)
+
+
+def _dice(what: str, seed: int, task: str, view: View) -> random.Random:
+    """The same on every machine: not Python's salted hash."""
+    key = hashlib.sha256(f"{what}\0{seed}\0{task}\0{view.generation}".encode()).digest()
+    return random.Random(int.from_bytes(key[:8], "big"))

@@ -1,0 +1,181 @@
+"""One published task through the whole way: judge the source, lower it, judge the Program against its region, store it.
+
+        task ──> judged as a source ──> lowered ──> judged as a Program, timed ──> cache
+                     └─ rejected          └─ not lowerable    └─ rejected, not faster
+
+The source is only validated: what will run is the Program, so that is what is timed. Nothing but an accepted Program is stored,
+and it never takes the place of a stored decision that is at least as fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+from torch_cudal1.core import observe
+from torch_cudal1.ingest.formats.published import Task
+from torch_cudal1.ingest.published.lower import NotLowerable, Reference, lowered, reference_of
+from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.records import Entry, Region
+from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.search.pipeline import Progress, tune_with
+from torch_cudal1.store.cache.cache import NotStored
+from torch_cudal1.store.cache.resolve import resolve
+from torch_cudal1.store.place import Place
+
+__all__ = ["Adopted", "Adoption", "Outcome"]
+
+Outcome: TypeAlias = Literal[
+    "accepted",
+    "not_faster",
+    "rejected",
+    "not_lowerable",
+    "withdrawn",
+    "reference_unusable",
+    "unreadable",
+    "not_judged",  # there was no time for it: to be done again
+    "failed",  # a failure of ours: to be done again
+]
+_ORIGIN = "published"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What became of one task. `reason` and `detector` say why not; `stored`: whether the cache took the entry.
+
+    `speedup`, `low`: of the Program over the best baseline, None if it was not timed. `tried`: each schedule that was judged.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    detector: str = ""
+    region_key: str = ""
+    stored: bool = False
+    speedup: float | None = None
+    low: float | None = None
+    runs: str = ""
+    tried: tuple[Mapping[str, Any], ...] = ()
+
+
+class Adoption:
+    """Adopts tasks one after the other; a reference that several share is captured once. Use it as a context manager."""
+
+    def __init__(self, place: Place, job: PairJob, progress: Progress | None = None) -> None:
+        self._place, self._job = place, job
+        self._say: Progress = progress or (lambda what, fraction: None)
+        self._court = PairCourt(job, self._say)
+        self._reference: tuple[str, Reference | NotLowerable] | None = None
+
+    def __enter__(self) -> Adoption:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._court.close()
+
+    def adopt(self, task: Task) -> Adopted:
+        """Take one task the whole way. Raises SandboxError if this machine cannot judge at all."""
+        if task.candidate is None:
+            return Adopted("withdrawn", "no code")
+        if task.foreign:
+            return Adopted("not_lowerable", task.foreign)
+        try:
+            judged = self._court.judge(task.reference, task.candidate, timed=False)
+            if (failure := judged.verdict.failure) is not None:
+                outcome: Outcome = "reference_unusable" if failure.name == "inputs" else "rejected"
+                return Adopted(outcome, failure.detail, failure.name)
+            self._say("lowering", None)
+            reference = self._referred(task.reference)
+            if isinstance(reference, NotLowerable):
+                return Adopted("not_lowerable", reference.reason)
+            program = lowered(task.candidate, "ModelNew", reference, self._job)
+            if isinstance(program, NotLowerable):
+                return Adopted("not_lowerable", program.reason)
+            if program == reference.region.program:
+                return Adopted("not_faster", "it is the reference's own graph", "timing", reference.region.key)
+            return self._stored(task, reference, program)
+        except ReferenceFailure as error:
+            return Adopted("reference_unusable", error.found, "inputs")
+
+    def _referred(self, text: str) -> Reference | NotLowerable:
+        if self._reference is None or self._reference[0] != text:
+            self._reference = text, reference_of(text, self._job)
+        return self._reference[1]
+
+    def _stored(self, task: Task, reference: Reference, program: Program) -> Adopted:
+        """Judge the Program against the region, under the key's lock; keep it if it is accepted and beats what is known."""
+        region, place = reference.region, self._place
+        with place.cache.lock(region.key, place.target, place.contract):
+            entry = tune_with(
+                *(region, place, [(program, (_technique(task),))]),
+                origin=_ORIGIN,
+                examples=reference.inputs(),
+                progress=self._say,
+            )
+            found = _judged(entry, region, place.settings.budget_s)
+            if found.outcome != "accepted":
+                return found
+            better = self._known(region, entry)
+            if better:
+                return replace(found, reason=better)
+            stored = place.cache.put(replace(entry, evidence={**entry.evidence, "published": _provenance(task)}))
+        if isinstance(stored, NotStored):
+            observe.record("resolve", "not_stored", region.key, reason=stored.reason)
+            return replace(found, reason=f"right and faster, but not stored: {stored.reason}")
+        return replace(found, stored=True)
+
+    def _known(self, region: Region, entry: Entry) -> str:
+        """Why what the cache holds is to stay; "" if the new entry is to take its place."""
+        hit = resolve(region, (self._place.cache,), self._place.target, self._place.contract).hit
+        if hit is None or hit.stale is not None or hit.entry.speedup < entry.speedup or hit.entry.choice.origin == "baseline":
+            return ""
+        known = hit.entry
+        same = "the same Program is" if known.choice.digest == entry.choice.digest else f"{known.choice.label} is"
+        return f"{same} stored already, at {known.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
+
+
+def _judged(entry: Entry, region: Region, budget_s: float) -> Adopted:
+    """What the judge said of the Program: of several schedules the best, or else the one that came closest."""
+    if entry.tried and all(one.get("decision") == "not judged" for one in entry.tried):
+        late = f"right as a source; racing the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
+        return Adopted("not_judged", late, "budget", region.key, tried=entry.tried)
+    if entry.choice.origin != "baseline":
+        timing = entry.evidence["timing"]
+        return Adopted(
+            *("accepted", "", "", region.key),
+            speedup=float(timing["speedup"]),
+            low=float(timing["low"]),
+            runs=entry.choice.label,
+            tried=entry.tried,
+        )
+    timed = [one for one in entry.tried if one.get("speedup") is not None]
+    told = max(timed, key=lambda one: float(one["low"])) if timed else _first(entry.tried)
+    outcome: Outcome = "not_faster" if timed and told.get("detector") == "timing" else "rejected"
+    return Adopted(
+        outcome,
+        str(told.get("reason", "")),
+        str(told.get("detector", "")),
+        region.key,
+        speedup=told.get("speedup"),
+        low=told.get("low"),
+        tried=entry.tried,
+    )
+
+
+def _first(tried: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return tried[0] if tried else {"reason": "nothing was judged", "detector": "timing"}
+
+
+def _technique(task: Task) -> str:
+    """How the choice is called in tables: the task's name, as one word."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in task.name)[:60]
+
+
+def _provenance(task: Task) -> dict[str, Any]:
+    """Where the Program came from: enough to find the source again, not the source."""
+    texts = {"reference": task.reference, "candidate": task.candidate or ""}
+    digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
+    return {"task": task.name, "where": task.where, "sha256": digests, "claims": dict(task.claims)}

@@ -1,0 +1,261 @@
+"""The values that travel through the pipeline, frozen, with illegal combinations that cannot be built.
+
+Region (what is to be computed) -> Candidate (a way to compute it) -> Verdict (is it right) -> Timing (is it faster; exists only
+with a passed Verdict) -> Accepted or Rejected -> Entry (what the cache keeps). They hold facts; the decisions are made in
+`judge.decide`, the files are written by `source.cache`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from torch_cudal1.ir.model import Program, canonical_json
+
+__all__ = [
+    "NOT_EAGERS",
+    "SCHEDULES",
+    "Accepted",
+    "Candidate",
+    "Check",
+    "Contract",
+    "Decision",
+    "Entry",
+    "Miss",
+    "Region",
+    "Rejected",
+    "Role",
+    "Schedule",
+    "Target",
+    "Timing",
+    "Verdict",
+]
+
+Schedule: TypeAlias = Literal["eager", "inductor", "max-autotune", "eager+graph", "inductor+graph", "max-autotune+graph"]
+SCHEDULES: tuple[Schedule, ...] = (
+    "eager",
+    "inductor",
+    "max-autotune",
+    "eager+graph",
+    "inductor+graph",
+    "max-autotune+graph",
+)
+NOT_EAGERS = "its result is not eager's"  # why a baseline is out of a race although it runs
+Role: TypeAlias = Literal["parameter", "buffer", "input"]
+Kind: TypeAlias = Literal["inference", "forward", "backward"]
+Granularity: TypeAlias = Literal["whole", "island"]
+TOLERANCE_VERSION = 4  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an entry was judged. `family` decides whether it may be used; the rest decides whether it must be re-validated."""
+
+    device: str  # "cpu" or "cuda"
+    arch: str  # "sm_90", "x86_64"
+    sku: str  # "NVIDIA H200", or the CPU's model name
+    driver: str  # CUDA driver version, "" on CPU
+    torch: str
+    triton: str  # "" where Triton is absent
+
+    @property
+    def family(self) -> str:
+        """Device type and architecture, such as "cuda-sm_90": part of the cache path."""
+        return f"{self.device}-{self.arch}"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How accurate a result must be. `rights` are the op classes that may use TF32: "matmul", "conv"."""
+
+    precision: Literal["match", "strict", "kernelbench"] = "match"
+    rights: tuple[str, ...] = ()
+    assume_finite: bool = False
+    version: int = TOLERANCE_VERSION
+
+    @property
+    def digest(self) -> str:
+        """Short digest, part of the cache path."""
+        data = [self.precision, sorted(self.rights), self.assume_finite, self.version]
+        return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A pure sub-computation: the reference Program in canonical form, and what is known about its inputs.
+
+    `name` and `roles` are for people and for input making; they are not in the key. `inputs` of the Program are numbered by
+    first use seen from the outputs, so the order in which a model was built does not matter.
+    """
+
+    program: Program
+    roles: tuple[Role, ...]
+    kind: Kind = "inference"
+    granularity: Granularity = "whole"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.roles) != len(self.program.inputs):
+            raise ValueError(f"{len(self.roles)} roles for {len(self.program.inputs)} inputs")
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 of the canonical reference Program: ops, attributes, dtypes, layouts, shapes, constants. No names, no weights."""
+        return self.program.digest
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to compute a region: a Program under a schedule. `origin`: the source that proposed it ("baseline": a denominator)."""
+
+    program: Program
+    schedule: Schedule
+    origin: str
+    techniques: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r}; expected one of {SCHEDULES}")
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over Program and schedule."""
+        return hashlib.sha256(f"{self.program.digest}|{self.schedule}".encode()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For tables: "eager", or "diag_matmul -> inductor"."""
+        return f"{'+'.join(self.techniques)} -> {self.schedule}" if self.techniques else self.schedule
+
+
+@dataclass(frozen=True)
+class Check:
+    """One named check with its number. `value` is what was measured, `limit` what was allowed (both None when it is yes or no)."""
+
+    name: str
+    passed: bool
+    value: float | None = None
+    limit: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one candidate, in the order they ran. `profile` names the set of checks: "fast", "standard" or "strict"."""
+
+    checks: tuple[Check, ...]
+    profile: str = "fast"
+
+    @property
+    def passed(self) -> bool:
+        """True when there is at least one check and none failed."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def failure(self) -> Check | None:
+        """The first failed check, if any."""
+        return next((check for check in self.checks if not check.passed), None)
+
+    @property
+    def worst_error_ratio(self) -> float | None:
+        """Largest rms error of the candidate over the baseline's own, both against float64; None if never measured."""
+        ratios = [check.value for check in self.checks if check.name == "numerics" and check.value is not None]
+        return max(ratios, default=None)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over candidate time.
+
+    `profile`: the timing plan it was made under. `score`: what that profile quotes, None in entries made before there were scores.
+    `details`: what was measured beside it (JSON): each state of the L2 cache, first calls, host and device time, the GPU's state.
+    """
+
+    verdict: Verdict
+    baseline: str
+    candidate_us: float
+    baseline_us: float
+    speedup: float
+    low: float
+    high: float
+    pairs: int
+    baselines_us: Mapping[str, float] = field(default_factory=dict)
+    profile: str = "fast"
+    score: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.verdict.passed:
+            raise ValueError("a Timing needs a passed Verdict: a wrong candidate has no speed")
+        if not 0 < self.low <= self.speedup <= self.high:
+            raise ValueError(f"interval [{self.low}, {self.high}] does not hold the speed-up {self.speedup}")
+
+    @property
+    def saved_us(self) -> float:
+        """Microseconds saved per call; negative when slower."""
+        return self.baseline_us - self.candidate_us
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The candidate may be swapped in."""
+
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The candidate may not; `detector` names the check or stage, `numbers` carries its evidence."""
+
+    reason: str
+    detector: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    timing: Timing | None = None
+
+
+Decision: TypeAlias = Accepted | Rejected
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A look-up that found nothing usable, with the reason ("absent", "unreadable: ...", "other tolerance version", ...)."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the cache keeps for (region, target, contract): the choice, the evidence, and what was tried.
+
+    `choice.origin == "baseline"` records that nothing beat the baselines: it saves the next process the search (negative cache).
+    `tried` lists every candidate with its decision as JSON, for `explain`; `evidence` holds checks and timing of the choice.
+    """
+
+    region_key: str
+    region_name: str
+    target: Target
+    contract: Contract
+    choice: Candidate
+    evidence: Mapping[str, Any]
+    tried: tuple[Mapping[str, Any], ...]
+    created: str  # ISO 8601, UTC
+    package: str  # version of torch_cudal1
+
+    @property
+    def speedup(self) -> float:
+        """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a kernel never timed alone."""
+        if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
+            return 1.0
+        return float(self.evidence["timing"]["low"])
+
+    @property
+    def without_inductor(self) -> str:
+        """Why Inductor was not in the race of baselines that this choice won, "" if it was or there was no race."""
+        raced, failures = self.evidence.get("baselines_us"), self.evidence.get("baseline_failures")
+        if not isinstance(raced, Mapping) or not raced or "inductor" in raced:
+            return ""
+        told = failures.get("inductor") if isinstance(failures, Mapping) else None
+        return str(told or "the search left it out")

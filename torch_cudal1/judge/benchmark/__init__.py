@@ -1,0 +1,1 @@
+"""How time is measured: the one clock, paired samples, statistics. It knows no verdict."""

@@ -1,0 +1,124 @@
+"""The one clock: what a callable takes in this process, by the C++ timer, or by Python's clock and events without the extension.
+
+Python code can replace Python's clocks and events; the C++ timer it cannot reach (csrc/timer.cpp). Either way every call is joined
+with all streams of the device before and after, and both clocks mean the same. What to sample is for `judge.timing` to say, whether
+to believe a process at all for `judge.duel`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, TypeAlias
+
+import torch
+
+from torch_cudal1.device.cuda.timer import Timer, timer
+
+__all__ = ["Call", "Clock", "Reading", "clock_of", "synchronise"]
+
+Call: TypeAlias = Callable[[], object]
+_FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Microseconds of one sample: until every stream was joined, until the call returned, and between events (None on the CPU)."""
+
+    call: int
+    wall_us: float
+    host_us: float
+    device_us: float | None = None
+
+
+class Clock(Protocol):
+    """Reads samples of callables in the order of a schedule."""
+
+    def read(
+        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+    ) -> list[Reading]:
+        """One reading for each number of the schedule.
+
+        `repeats[i]`: how often `calls[i]` is called in one sample, back to back (once by default); the times are of all of them.
+        `cold`: the L2 cache is flushed before each sample, outside the clock. What a call returns dies at once, the last
+        one's after the clock stopped. Raises what a call raises.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Native:
+    device: torch.device
+    timer: Timer
+
+    def read(
+        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+    ) -> list[Reading]:
+        flush = None
+        if cold and self.device.type == "cuda":
+            buffer = _flush_buffer(self.device)
+            flush = (buffer.data_ptr(), buffer.numel())
+        often = tuple(repeats) or (1,) * len(calls)
+        return [Reading(*sample) for sample in self.timer.run(tuple(calls), schedule, flush, often)]
+
+
+@dataclass(frozen=True)
+class _Python:
+    device: torch.device
+
+    def read(
+        self, calls: Sequence[Call], schedule: Sequence[int], *, cold: bool = False, repeats: Sequence[int] = ()
+    ) -> list[Reading]:
+        often = tuple(repeats) or (1,) * len(calls)
+        return [self._sample(calls[index], index, often[index], cold) for index in schedule]
+
+    def _sample(self, call: Call, index: int, repeats: int, cold: bool) -> Reading:
+        if self.device.type == "cuda":
+            return self._on_device(call, index, repeats, cold)
+        begin = time.perf_counter_ns()
+        kept = _called(call, repeats)
+        host_us = (time.perf_counter_ns() - begin) / 1e3
+        del kept
+        return Reading(index, host_us, host_us)
+
+    def _on_device(self, call: Call, index: int, repeats: int, cold: bool) -> Reading:
+        if cold:
+            _flush_buffer(self.device).zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter_ns()
+        start.record()
+        kept = _called(call, repeats)
+        host_us = (time.perf_counter_ns() - begin) / 1e3
+        end.record()
+        torch.cuda.synchronize(self.device)
+        wall_us = (time.perf_counter_ns() - begin) / 1e3
+        del kept
+        return Reading(index, wall_us, host_us, float(start.elapsed_time(end)) * 1e3)
+
+
+@cache
+def clock_of(device: torch.device) -> Clock:
+    """The best clock of this process for `device`."""
+    native = timer(device)
+    return _Python(device) if isinstance(native, str) else _Native(device, native)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for everything on the device, every stream; nothing to do on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _called(call: Call, repeats: int) -> object:
+    for _ in range(repeats - 1):
+        call()
+    return call()
+
+
+@cache
+def _flush_buffer(device: torch.device) -> torch.Tensor:
+    size = max(_FLUSH_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
+    return torch.empty(size, dtype=torch.uint8, device=device)

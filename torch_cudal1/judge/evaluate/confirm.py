@@ -1,0 +1,62 @@
+"""A surprising speed-up is measured again, in a fresh process, on another GPU of the same kind if there is one; the lowest counts.
+
+It decides from measurements and asks for more; how one is taken is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import torch
+
+from torch_cudal1.ir.records import Check
+from torch_cudal1.judge.benchmark.statistics import agree
+from torch_cudal1.judge.benchmark.timed import Timed
+from torch_cudal1.judge.evaluate.decide import Unstable, score, surprising
+
+__all__ = ["confirm", "other_device"]
+
+_LIMIT = 0.10
+
+
+def confirm(first: Timed, again: Callable[[], Timed], best: float | None, where: str = "the same device") -> Timed:
+    """`first`, or the slowest of all takes where its score is surprising or its plan wants several processes.
+
+    Takes that are more than 10 % apart, and whose intervals do not meet, fail `jump`, unless a third agrees with one of them: one
+    measurement can be disturbed, two alike are not. `again` measures in a fresh process, at `where`; `best`: see `surprising`.
+    """
+    quoted = score(first.measurement.summary, first.measurement.plan)
+    if isinstance(quoted, Unstable) or not all(check.passed for check in first.checks):
+        return first
+    more = max(first.measurement.plan.processes - 1, 1 if surprising(quoted, best) else 0)
+    takes = [first, *(again() for _ in range(more))]
+    if more and not _agreed(takes):
+        takes.append(again())
+    if len(takes) == 1:
+        return first
+    slowest = min(takes, key=lambda take: take.measurement.summary.low)
+    failed = [check for take in takes for check in take.checks if not check.passed]
+    return replace(slowest, checks=(*slowest.checks, *failed, _check(takes, where)))
+
+
+def other_device(device: torch.device) -> torch.device | None:
+    """Another GPU of the same model, if there is one."""
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    name = torch.cuda.get_device_name(index)
+    alike = [i for i in range(torch.cuda.device_count()) if i != index and torch.cuda.get_device_name(i) == name]
+    return torch.device("cuda", alike[0]) if alike else None
+
+
+def _agreed(takes: list[Timed]) -> bool:
+    return any(agree(one.measurement.summary, other.measurement.summary) for one, other in combinations(takes, 2))
+
+
+def _check(takes: list[Timed], where: str) -> Check:
+    speedups = sorted(take.measurement.summary.speedup for take in takes)
+    apart = min(high / low - 1 for low, high in pairwise(speedups))
+    told = ", ".join(f"{speedup:.3f}" for speedup in speedups)
+    return Check("jump", _agreed(takes), apart, _LIMIT, f"speed-ups in {len(takes)} processes on {where}: {told}")

@@ -1,0 +1,1 @@
+"""Processes for candidates: started confined, spoken to, and killed with everything they started."""

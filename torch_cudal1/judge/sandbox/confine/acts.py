@@ -1,0 +1,321 @@
+"""One forbidden act for each control, and each act that a candidate needs:
+`python -S -P -m torch_cudal1.judge.sandbox.confine.acts ASK`.
+
+Run in the confinement that is to be tried. It prints one JSON object: act -> [it happened, what came of it]. A control works if its
+act did not happen; a need is met if it did. What no act tries (side channels, driver bugs) is not known to be stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch_cudal1.judge.sandbox.confine import gpu, kernel, seccomp
+
+__all__ = ["ACTS", "LOCK", "NEEDS", "SURVIVE", "Ask", "as_text"]
+
+LOCK = "lock"  # in the scratch folder: held by a process that tries to outlive its supervisor
+SURVIVE = "no survivors"
+_PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
+_PR_GET_NO_NEW_PRIVS = 39
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the acts are aimed at: things that the judge set up outside, and what a needed act is tried on.
+
+    canary: a file everybody may read. outside: a folder everybody may write. tcp, udp: ports listened to on 127.0.0.1. abstract: a
+    listening socket's name. path: that of one with a path. judge: a process. scratch: the working folder. library: a file of torch.
+    compiler: a C++ compiler or "". gpu: whether the GPU is used. own: see `seccomp.rules`. run: whether the phase is "run".
+    level: the one to be tried; acts of higher ones are left out.
+    """
+
+    canary: str
+    outside: str
+    tcp: int
+    udp: int
+    abstract: str
+    path: str
+    judge: int
+    scratch: str
+    library: str
+    compiler: str
+    gpu: bool
+    own: bool
+    run: bool
+    level: int
+
+
+def _read_canary(ask: Ask) -> str:
+    with open(ask.canary) as file:
+        return f"read {len(file.read())} characters of {ask.canary}"
+
+
+def _write_outside(ask: Ask) -> str:
+    with open(os.path.join(ask.outside, "written"), "w") as file:
+        file.write("x")
+    return f"wrote into {ask.outside}"
+
+
+def _tcp(ask: Ask) -> str:
+    with socket.create_connection(("127.0.0.1", ask.tcp), 1.0):
+        return f"connected to 127.0.0.1:{ask.tcp}"
+
+
+def _udp(ask: Ask) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"x", ("127.0.0.1", ask.udp))
+        return f"sent a datagram to 127.0.0.1:{ask.udp}"
+
+
+def _unix(address: str) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        sock.connect(address)
+        return "connected to a socket outside"
+
+
+def _signal(ask: Ask) -> str:
+    os.kill(ask.judge, 0)
+    return "could have signalled the judge"
+
+
+def _ptrace(ask: Ask) -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    kernel.check(libc.ptrace(_PTRACE_SEIZE, ask.judge, None, None), "ptrace")
+    libc.ptrace(_PTRACE_DETACH, ask.judge, None, None)
+    return "attached to the judge"
+
+
+def _peek(ask: Ask) -> str:
+    for name in ("environ", "maps", "mem"):
+        try:
+            with open(f"/proc/{ask.judge}/{name}", "rb") as file:
+                if name == "mem" or file.read(1):
+                    return f"opened /proc/{ask.judge}/{name}"
+        except OSError:
+            continue
+    raise OSError(errno.EACCES, "no file of the judge's under /proc opens")
+
+
+def _shrink(ask: Ask) -> str:
+    limits = resource.prlimit(ask.judge, resource.RLIMIT_CORE)
+    resource.prlimit(ask.judge, resource.RLIMIT_CORE, limits)  # the same again: possible or not is the question
+    return "could have changed the judge's limits"
+
+
+def _regain(_: Ask) -> str:
+    if not kernel.prctl(_PR_GET_NO_NEW_PRIVS):
+        return "may gain privileges by executing a set-uid program"
+    if os.getuid() == 0:
+        raise OSError(errno.EPERM, "no_new_privs is set")
+    os.setuid(0)
+    return "became root"
+
+
+def _namespace(_: Ask) -> str:
+    kernel.unshare(0x10000000)
+    return "made a user namespace"
+
+
+def _exec(_: Ask) -> str:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return "started a process"
+
+
+def _execute(_: Ask) -> str:
+    try:
+        os.execv("/nonexistent", ["x"])
+    except FileNotFoundError:
+        return "could have executed a program"
+    raise AssertionError("unreachable")
+
+
+def _big_file(ask: Ask) -> str:
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if size == resource.RLIM_INFINITY:
+        return "files have no limit"
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with open(os.path.join(ask.scratch, "big"), "wb") as file:
+        os.pwrite(file.fileno(), b"x", size)
+        return f"wrote past {size} bytes"
+
+
+def _open_files(_: Ask) -> str:
+    found = [name for name in os.listdir("/proc/self/fd") if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}")]
+    if not found:
+        raise OSError(errno.EBADF, "only standard input and output are open")
+    return f"inherited files {found}"
+
+
+def _survive(ask: Ask) -> str:
+    """Leave a grandchild in a session of its own that holds a lock; the judge looks for the lock when all should be over."""
+    ready = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            lock = os.open(os.path.join(ask.scratch, LOCK), os.O_CREAT | os.O_RDWR)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.write(ready[1], b"x")
+            signal.pause()
+        os._exit(0)
+    os.read(ready[0], 1)
+    for fd in ready:
+        os.close(fd)
+    return "left a process behind"
+
+
+def _see_process(ask: Ask) -> str:
+    with open(f"/proc/{ask.judge}/cmdline", "rb") as file:
+        return f"read the judge's command line, {len(file.read())} bytes"
+
+
+def _see_file(ask: Ask) -> str:
+    os.stat(ask.canary)
+    return f"knows that {ask.canary} exists"
+
+
+def _see_network(_: Ask) -> str:
+    with open("/proc/self/net/dev") as file:
+        names = [line.split(":")[0].strip() for line in file if ":" in line]
+    if names in ([], ["lo"]):
+        raise OSError(errno.ENODEV, "no interface but loopback")
+    return f"sees the interfaces {names}"
+
+
+def _write_scratch(ask: Ask) -> str:
+    with open(os.path.join(ask.scratch, "small"), "w") as file:
+        file.write("x")
+    return "wrote into the scratch folder"
+
+
+def _read_library(ask: Ask) -> str:
+    with open(ask.library, "rb") as file:
+        file.read(1)
+    import decimal  # one of the standard library that nothing here has loaded
+
+    return f"read torch and {decimal.__name__}"
+
+
+def _thread(_: Ask) -> str:
+    done: list[int] = []
+    thread = threading.Thread(target=done.append, args=(1,))
+    thread.start()
+    thread.join(5.0)
+    if not done:
+        raise OSError(errno.EAGAIN, "the thread did not run")
+    return "ran a thread"
+
+
+def _compile(ask: Ask) -> str:
+    if not ask.compiler:
+        return "no compiler to try"
+    made = os.path.join(ask.scratch, "made.so")
+    command = [ask.compiler, "-shared", "-fPIC", "-fopenmp", "-x", "c++", "-", "-o", made]
+    text = '#include <omp.h>\n#include <cmath>\nextern "C" int two() { return omp_get_max_threads() > 0 ? 2 : 3; }'
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode or ctypes.CDLL(made).two() != 2:
+        raise OSError(errno.ENOEXEC, f"{ask.compiler}: {done.stderr[-300:]}")
+    return f"compiled with {ask.compiler}"
+
+
+def _gpu(ask: Ask) -> str:
+    """Use it here, and where code of ours compiles also in a process started before: a compiler's workers ask for the GPU too."""
+    if not ask.gpu:
+        return "no GPU to try"
+    worker = os.fork() if ask.own and not ask.run else None  # before the driver is loaded: what it knows is of one process
+    if worker == 0:
+        os._exit(_status_of(gpu.use))
+    told = gpu.use()
+    if worker and os.waitpid(worker, 0)[1]:
+        raise OSError(errno.EIO, "it can be used here, and not in a process that was started here")
+    return told
+
+
+def _status_of(use: Callable[[], object]) -> int:
+    try:
+        use()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+Act = Callable[[Ask], str]
+ACTS: dict[str, tuple[int, Act]] = {  # control -> the level it belongs to, its forbidden act
+    "closed files": (1, _open_files),
+    "file size": (1, _big_file),
+    SURVIVE: (1, _survive),
+    "reading files": (2, _read_canary),
+    "writing files": (2, _write_outside),
+    "TCP": (2, _tcp),
+    "UDP": (2, _udp),
+    "abstract sockets": (2, lambda ask: _unix("\0" + ask.abstract)),
+    "sockets with a path": (2, lambda ask: _unix(ask.path)),
+    "signals": (2, _signal),
+    "ptrace": (2, _ptrace),
+    "the judge's memory": (2, _peek),
+    "the judge's limits": (2, _shrink),
+    "privileges": (2, _regain),
+    "new namespaces": (2, _namespace),
+    "new processes": (2, _exec),
+    "new programs": (2, _execute),
+    "hidden processes": (3, _see_process),
+    "hidden files": (3, _see_file),
+    "hidden network": (3, _see_network),
+}
+NEEDS: dict[str, Act] = {
+    "scratch": _write_scratch,
+    "libraries": _read_library,
+    "compiling": _compile,
+    "threads": _thread,
+    "GPU": _gpu,
+}
+# Before anything opens a file (the GPU's driver keeps a dozen), and before the filter of the run phase, which would stop the trial.
+_FIRST = ("closed files", "scratch", "libraries", "compiling", SURVIVE)
+_RUN_ONLY = ("new processes", "new programs")
+_OWN_MAY = ("sockets with a path",)  # code of ours may talk to daemons
+
+
+def main(ask: Ask) -> None:
+    """Try everything, first what needs processes, then under the filter of the run phase the rest."""
+    forbidden = {name: act for name, (level, act) in ACTS.items() if level <= ask.level}
+    for name in (*(_RUN_ONLY if not ask.run else ()), *(_OWN_MAY if ask.own else ())):
+        forbidden.pop(name, None)
+    told = {name: _tried((NEEDS | forbidden)[name], ask) for name in _FIRST}
+    if ask.run and ask.level > 1:
+        seccomp.install(seccomp.rules("run", own=ask.own, pid=os.getpid()), all_threads=True)
+    told |= {name: _tried(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST}
+    print(json.dumps(told))
+
+
+def _tried(act: Act, ask: Ask) -> tuple[bool, str]:
+    try:
+        return True, act(ask)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return False, f"{type(error).__name__}: {error}"
+
+
+def as_text(ask: Ask) -> str:
+    """The command line argument for these acts."""
+    return json.dumps(asdict(ask))
+
+
+if __name__ == "__main__":
+    _given: dict[str, Any] = json.loads(sys.argv[1])
+    main(Ask(**_given))

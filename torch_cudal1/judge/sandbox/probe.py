@@ -1,0 +1,176 @@
+"""Tries in a child what its confinement stops and what it lets through: never guessed from version numbers, once a process.
+
+`measure` tries one level; `survey` every level that the trust is given, highest first, until one comes out right. It tries the acts
+of `confine.acts`; what none of them tries is not known to be stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
+from torch_cudal1.judge.sandbox.levels import Control, Probed
+from torch_cudal1.judge.sandbox.limits import Limits, Phase, Trust
+from torch_cudal1.judge.sandbox.reach import environment
+from torch_cudal1.judge.sandbox.start import end, launch, make_scratch, plan_for
+
+__all__ = ["filter_digest", "measure", "survey"]
+
+_TIMEOUT_S = 120.0
+_KNOWN: dict[tuple[Trust, Phase, bool], tuple[Probed, ...]] = {}
+
+
+def survey(limits: Limits) -> tuple[Probed, ...]:
+    """What was seen at each level, highest first, down to the first that came out right. Remembered for this process."""
+    key = (limits.trust, limits.phase, limits.gpu)
+    if key not in _KNOWN:
+        seen: list[Probed] = []
+        for level in (2, 1) if limits.trust == "own" else (3, 2, 1):
+            seen.append(measure(limits, level))
+            if seen[-1].level == level:
+                break
+        _KNOWN[key] = tuple(seen)
+    return _KNOWN[key]
+
+
+def demote(limits: Limits, level: int, why: str) -> None:
+    """Remember that a child could not start at a level, although the acts came out right."""
+    key = (limits.trust, limits.phase, limits.gpu)
+    seen = tuple(replace(p, error=why) if p.asked == level else p for p in _KNOWN.get(key, ()))
+    _KNOWN[key] = seen if any(p.asked < level for p in seen) else (*seen, measure(limits, level - 1))
+
+
+def measure(limits: Limits, level: int) -> Probed:
+    """Start a child confined to `level` and have it try every act."""
+    facts = Probed(level, uid=os.getuid(), kernel=os.uname().release, landlock=landlock.version() if level > 1 else 0)
+    try:
+        with _targets() as targets:
+            return _measured(limits, replace(facts, filter_digest=filter_digest(limits, level)), targets)
+    except (SandboxError, OSError, ValueError, KeyError, TypeError) as error:
+        return replace(facts, error=f"{error}")
+
+
+def filter_digest(limits: Limits, level: int) -> str:
+    """The sha256 of the system-call filters of a child; "" when it has none. The child's own number counts as 0."""
+    if level < 2 or not seccomp.supported():
+        return ""
+    own = limits.trust == "own"
+    phases: tuple[Phase, ...] = ("build", "run") if limits.phase == "run" else ("build",)
+    return seccomp.digest(tuple(rule for phase in phases for rule in seccomp.rules(phase, own=own)))
+
+
+def _measured(limits: Limits, facts: Probed, targets: dict[str, Any]) -> Probed:
+    scratch = make_scratch("cudal1-probe-")
+    try:
+        own = limits.trust == "own"
+        variables = environment(scratch, own=own, visible_gpu=limits.visible_gpu)
+        ask = acts.Ask(
+            **targets,
+            scratch=str(scratch),
+            library=str(Path(torch.__file__)),
+            compiler=_compiler(variables.get("PATH")),
+            gpu=limits.gpu,
+            own=own,
+            run=limits.phase == "run",
+            level=facts.asked,
+        )
+        small = replace(limits, file_bytes=1 << 20)
+        plan = plan_for(small, facts.asked, scratch, variables)
+        command = [sys.executable, "-S", "-P", "-m", "torch_cudal1.judge.sandbox.confine.acts", acts.as_text(ask)]
+        with tempfile.TemporaryFile() as log:
+            process = launch(plan, command, variables, fds=(), log=log)
+            try:
+                process.wait(_TIMEOUT_S)
+            finally:
+                end(process)
+            log.seek(0)
+            told = log.read().decode(errors="replace").strip()
+        uid = os.getuid() if plan.uid is None else plan.uid
+        return replace(facts, uid=uid, controls=(*_controls(told), _survivors(scratch)))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _controls(told: str) -> tuple[Control, ...]:
+    last = told.splitlines()[-1] if told else ""
+    if not last.startswith("{"):
+        raise SandboxError("probing", f"the child said {told[-300:]!r}")
+    found = []
+    for name, (happened, detail) in json.loads(last).items():
+        level = 0 if name in acts.NEEDS else acts.ACTS[name][0]
+        if name != acts.SURVIVE:
+            found.append(Control(name, level, happened == (level == 0), detail))
+        elif not happened:
+            raise SandboxError("probing", f"no process could be left behind to look for: {detail}")
+    return tuple(found)
+
+
+def _survivors(scratch: Path) -> Control:
+    """Whether the process that was left behind is dead: the lock it held is free."""
+    with open(scratch / acts.LOCK, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Control(acts.SURVIVE, 1, False, "a process in a session of its own outlived its supervisor")
+    return Control(acts.SURVIVE, 1, True, "a process in a session of its own was found and killed")
+
+
+@contextlib.contextmanager
+def _targets() -> Iterator[dict[str, Any]]:
+    """Things outside that the acts are aimed at, open to everybody: what stops the child is then its confinement alone."""
+    outside = Path(tempfile.mkdtemp(prefix="cudal1-canary-"))
+    name = f"cudal1-canary-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, outside, ignore_errors=True)
+        outside.chmod(0o777)
+        canary, path = outside / "canary", outside / "socket"
+        canary.write_text("a secret")
+        canary.chmod(0o644)
+        tcp, udp, abstract, named = (
+            stack.enter_context(socket.socket(family, kind))
+            for family, kind in (
+                (socket.AF_INET, socket.SOCK_STREAM),
+                (socket.AF_INET, socket.SOCK_DGRAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+            )
+        )
+        tcp.bind(("127.0.0.1", 0))
+        udp.bind(("127.0.0.1", 0))
+        abstract.bind("\0" + name)
+        named.bind(str(path))
+        path.chmod(0o777)
+        for listener in (tcp, abstract, named):
+            listener.listen(1)
+        yield {
+            "canary": str(canary),
+            "outside": str(outside),
+            "tcp": tcp.getsockname()[1],
+            "udp": udp.getsockname()[1],
+            "abstract": name,
+            "path": str(path),
+            "judge": os.getpid(),
+        }
+
+
+def _compiler(path: str | None) -> str:
+    """The C++ compiler that Inductor would call, "" if there is none."""
+    asked = inductor_config.cpp.cxx
+    names = [name for name in ((asked,) if isinstance(asked, str) else asked) if name]
+    return next(filter(None, (shutil.which(name, path=path) for name in names)), "")

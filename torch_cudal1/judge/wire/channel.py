@@ -1,0 +1,272 @@
+"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in safetensors files, or in memory of a
+GPU that both share (`arena`).
+
+Each request carries a nonce that its answer must echo; both directions have a size limit; nothing is ever unpickled, so the worst
+a broken child can say is nonsense. It does not interpret what it carries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors.torch import save_file
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.judge.wire.arena import Arena, arena_of
+
+__all__ = ["DTYPES", "MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]
+
+MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
+_HEADER_BYTES = 1 << 20  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
+_HEADER = struct.Struct(">I")
+_AT_ONCE_BYTES = 1 << 30  # Linux reads no more than 2 GiB at a time
+DTYPES = {  # their names in a safetensors file
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
+_PLACED = 4  # entries of a layout's item that says where in shared memory its tensor lies: dtype, shape, strides, offset
+
+
+class Channel:
+    """One end of a connected stream socket, carrying JSON objects."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, message: Mapping[str, Any], *, deadline: float | None = None) -> None:
+        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError when the peer is gone or deaf."""
+        body = json.dumps(message).encode()
+        if len(body) > MAX_FRAME_BYTES:
+            raise SandboxError("sending", f"a frame of {len(body)} bytes, at most {MAX_FRAME_BYTES}")
+        try:
+            self._wait_until(deadline)
+            self._sock.sendall(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise SandboxError("sending", f"{type(error).__name__}: {error}") from error
+
+    def receive(self, *, deadline: float | None = None) -> dict[str, Any]:
+        """Read one frame. Raises TimeoutError past `deadline`, EOFError when the peer hung up, SandboxError for garbage."""
+        (size,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+        if size > MAX_FRAME_BYTES:
+            raise SandboxError("reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}")
+        body = self._exactly(size, deadline)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise SandboxError("reading a frame", f"not JSON: {body[:80]!r}") from error
+        if not isinstance(message, dict):
+            raise SandboxError("reading a frame", f"expected a JSON object, came {type(message).__name__}")
+        return message
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            self._wait_until(deadline)
+            try:
+                part = self._sock.recv(min(size - len(parts), 1 << 20))
+            except ConnectionError:
+                part = b""
+            if not part:
+                raise EOFError("the other side hung up")
+            parts += part
+        return bytes(parts)
+
+    def _wait_until(self, deadline: float | None) -> None:
+        if deadline is None:
+            self._sock.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("past the deadline")
+        self._sock.settimeout(left)
+
+
+def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of storage a tensor of that shape and those strides spans; 0 if it is empty."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
+    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the file (JSON).
+
+    Where memory of a GPU is shared for that folder and holds them all, they go there, and there is no file until the next message.
+    """
+    arena = arena_of(path.parent)
+    if arena is not None and (placed := _placed(tensors, arena)) is not None:
+        return placed
+    flat: dict[str, torch.Tensor] = {}
+    layout: list[list[Any] | None] = []
+    for index, tensor in enumerate(tensors):
+        if tensor is None:
+            layout.append(None)
+            continue
+        extent = storage_extent(tensor.shape, tensor.stride())
+        storage = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        flat[str(index)] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
+        layout.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())])
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    save_file(flat, str(path))
+    if mode is not None:
+        path.chmod(mode)  # safetensors replaces the file by one that only its own user may read
+    return layout
+
+
+def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[Any] | None] | None:
+    """The layout with the offset of each tensor; None where one is on the host, or they do not all fit."""
+    plain = [tensor.detach() for tensor in tensors if tensor is not None]
+    if not plain or any(tensor.device.type != arena.device.type for tensor in plain):
+        return None
+    spans = [(t.data_ptr(), storage_extent(t.shape, t.stride()) * t.element_size()) for t in plain]
+    return with_offsets(tensors, arena.write(spans))
+
+
+def with_offsets(tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None) -> list[list[Any] | None] | None:
+    """A layout that says where each tensor lies in shared memory; None where there are no offsets."""
+    if offsets is None:
+        return None
+    places = iter(offsets)
+    return [
+        None if t is None else [str(t.dtype).removeprefix("torch."), list(t.size()), list(t.stride()), next(places)]
+        for t in tensors
+    ]
+
+
+def in_arena(layout: Sequence[Any]) -> bool:
+    """Whether a message went through shared memory, where the next one takes its place."""
+    return any(isinstance(item, list) and len(item) == _PLACED for item in layout)
+
+
+def load_tensors(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
+    """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises SandboxError for a misfit."""
+    try:
+        if in_arena(layout):
+            return _copied(layout, path, device)
+        with _plain_file(path) as (file, size):
+            wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
+            places, begin = _places(file, size, wanted)
+            found = {name: _read(file, begin, places[name], item, device) for name, item in wanted.items()}
+            return [found.get(str(index)) for index in range(len(layout))]
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, MemoryError, RecursionError) as error:
+        raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
+
+
+def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
+    arena = arena_of(path.parent)
+    if arena is None:
+        raise SandboxError("reading tensors", "no memory is shared with whoever says that they lie there")
+    found: list[torch.Tensor | None] = []
+    for item in layout:
+        if item is None:
+            found.append(None)
+            continue
+        spec, extent = _spec_of(item[:-1], device)
+        if extent > arena.size_bytes:
+            raise SandboxError("reading tensors", f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared")
+        fresh = torch.empty(extent, dtype=spec.torch_dtype, device=arena.device)
+        arena.read(int(item[-1]), fresh.data_ptr(), extent * fresh.element_size())
+        found.append(fresh.as_strided(spec.shape, spec.strides))
+    arena.settle()
+    if device.type != arena.device.type:  # a Program's binaries are read on the host, wherever the module had them
+        found = [None if t is None else t.to(device) for t in found]
+    return found
+
+
+def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int]:
+    """What a layout says of one tensor, and how many elements its storage needs."""
+    dtype, shape, strides = item
+    spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
+    if min((*spec.shape, *spec.strides), default=0) < 0:
+        raise SandboxError("reading tensors", f"negative sizes or strides: {spec}")
+    return spec, storage_extent(spec.shape, spec.strides)
+
+
+@contextmanager
+def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file, no link or pipe, and how many bytes it has now: what it grows by later does not count.
+
+    Read, not mapped: whoever truncates a mapped file kills its reader.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as file:
+        told = os.fstat(fd)
+        if not stat.S_ISREG(told.st_mode):
+            raise OSError(errno.EINVAL, "expected a plain file")
+        if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
+            raise OSError(errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written")
+        yield file, told.st_size
+
+
+def _places(file: BinaryIO, file_bytes: int, wanted: Collection[str]) -> tuple[Mapping[str, Any], int]:
+    """The header of a safetensors file that holds these tensors, and where the bytes begin that its offsets count from.
+
+    The library would copy all bytes three times. Source: the safetensors format: the header's length in 8 bytes, a JSON object.
+    """
+    start = file.read(8)
+    size = int.from_bytes(start, "little")
+    if len(start) < 8 or size > MAX_FRAME_BYTES:
+        raise ValueError(f"a header of {size} bytes, at most {MAX_FRAME_BYTES}")
+    header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
+    bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
+    told, there = sum(end - first for first, end in bounds), file_bytes - 8 - size
+    if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:  # none outside, and none twice
+        raise ValueError(f"tensors of {told} bytes where {there} are")
+    return header, 8 + size
+
+
+def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.device) -> torch.Tensor:
+    """One tensor, its bytes read where they will stay."""
+    spec, extent = _spec_of(item, device)
+    first, end = map(int, place["data_offsets"])
+    size = extent * spec.torch_dtype.itemsize
+    if place["dtype"] != DTYPES.get(spec.torch_dtype) or list(place["shape"]) != [extent] or end - first != size:
+        raise SandboxError("reading tensors", f"{place['shape']} elements of {place['dtype']} in {end - first} bytes for {spec}")
+    flat = torch.empty(extent, dtype=spec.torch_dtype)
+    _fill(file.fileno(), begin + first, flat.data_ptr(), size)
+    return flat.to(device).as_strided(spec.shape, spec.strides)
+
+
+def _fill(fd: int, offset: int, address: int, size: int) -> None:
+    done = 0
+    while done < size:
+        part = min(size - done, _AT_ONCE_BYTES)
+        count = os.preadv(fd, [(ctypes.c_char * part).from_address(address + done)], offset + done)
+        if not count:
+            raise OSError(errno.EIO, f"{done} of {size} bytes are there")
+        done += count

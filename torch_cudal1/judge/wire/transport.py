@@ -1,0 +1,42 @@
+"""Programs between the judge and its child: JSON in a frame, binaries in a safetensors file. Both sides check what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.model import Program
+from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
+
+__all__ = ["present", "read_payloads", "read_program", "write_payloads"]
+
+
+def write_payloads(program: Program, path: Path) -> list[Any]:
+    """All binaries of a Program to one file; the result goes with `to_json` into a frame."""
+    payloads = program.all_payloads()
+    return [list(payloads), save_tensors(list(payloads.values()), path), str(path)]
+
+
+def read_payloads(packed: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The inverse of `write_payloads`. Raises SandboxError if it does not fit."""
+    names, layout, path = packed
+    tensors = load_tensors(layout, Path(path), torch.device("cpu"))
+    return {str(name): present(tensor) for name, tensor in zip(names, tensors, strict=True)}
+
+
+def read_program(data: Mapping[str, Any], packed: Sequence[Any]) -> Program:
+    """A checked Program from its JSON and packed payloads. Raises ProgramError or SandboxError."""
+    program = Program.from_json(data, read_payloads(packed))
+    check_program(program)
+    return program
+
+
+def present(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise SandboxError("reading tensors", "a tensor is missing")
+    return tensor

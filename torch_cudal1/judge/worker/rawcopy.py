@@ -1,0 +1,123 @@
+"""The bytes of a call's outputs, taken before any Python could run on behalf of the tensors: no lazy result gets a late start.
+
+An output must be a plain tensor by identity of its type, with its bytes behind it, and no mode may be active; then its memory is
+read by address, through ctypes on the host and the CUDA driver on a GPU. What is used here is taken hold of at import, before any
+candidate. It does not compare, and code that runs in another thread while the bytes are read is not its business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.judge.wire.arena import arena_of
+from torch_cudal1.judge.wire.channel import DTYPES, save_tensors, storage_extent, with_offsets
+
+__all__ = ["RefusedOutput", "raw_tensors", "refuse_lazy"]
+
+_TENSOR, _PARAMETER, _kind = torch.Tensor, torch.nn.Parameter, type
+_modes = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
+_address, _storage, _shape = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.size
+_stride, _offset, _numel = torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.numel
+_size, _conjugated, _negated, _layout = torch.UntypedStorage.nbytes, torch.Tensor.is_conj, torch.Tensor.is_neg, torch.strided
+_NAMES = dict(DTYPES)
+_CHUNK = 64 << 20
+
+
+class RefusedOutput(SandboxError):
+    """An output that is no plain tensor with bytes of its own."""
+
+    detector = "fresh_output"
+
+    def __init__(self, found: str) -> None:
+        super().__init__("reading outputs", found)
+        self.args = (found,)
+
+
+def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
+    """Raises RefusedOutput unless every output is a tensor of exactly torch's type and no mode waits for operations."""
+    for position, out in enumerate(outputs):
+        kind = _kind(out)
+        if out is not None and kind is not _TENSOR and kind is not _PARAMETER:
+            raise RefusedOutput(f"output {position} is a {kind.__module__}.{kind.__qualname__}, expected exactly torch.Tensor")
+    dispatch, function = (count() for count in _modes)
+    if dispatch or function:
+        raise RefusedOutput(
+            f"{dispatch} dispatch modes and {function} function modes are still active after the call, expected none"
+        )
+
+
+def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
+    """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
+    plain = [out for out in outputs if out is not None]
+    if any(out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out) for out in plain):
+        return save_tensors(outputs, path)
+    if (placed := _placed(outputs, path)) is not None:
+        return placed
+    header: dict[str, Any] = {}
+    spans: list[tuple[int, int, bool]] = []
+    layout: list[list[Any] | None] = []
+    end = 0
+    for position, out in enumerate(outputs):
+        if out is None:
+            layout.append(None)
+            continue
+        extent = _checked_extent(position, out)
+        size = extent * out.element_size()
+        header[str(position)] = {"dtype": _NAMES[out.dtype], "shape": [extent], "data_offsets": [end, end + size]}
+        spans.append((_address(out), size, out.device.type == "cuda"))
+        layout.append([str(out.dtype).removeprefix("torch."), list(_shape(out)), list(_stride(out))])
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for address, size, on_gpu in spans:
+            _write(file, address, size, on_gpu=on_gpu)
+    return layout
+
+
+def _placed(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None] | None:
+    """The layout of what went into memory that the judge shares; None where it shares none, or not enough."""
+    arena = arena_of(path.parent)
+    plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
+    if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
+        return None
+    spans = [(_address(out), _checked_extent(position, out) * out.element_size()) for position, out in plain]
+    try:
+        return with_offsets(outputs, arena.write(spans))
+    except SandboxError as error:
+        raise RefusedOutput(f"its memory on the GPU cannot be read: {error.found}") from error
+
+
+def _checked_extent(position: int, out: torch.Tensor) -> int:
+    extent = storage_extent(_shape(out), _stride(out))
+    available = _size(_storage(out))
+    if extent and (_offset(out) + extent) * out.element_size() > available:
+        needed = (_offset(out) + extent) * out.element_size()
+        raise RefusedOutput(f"output {position} needs {needed} bytes and its storage has {available}")
+    if extent and not _address(out):
+        raise RefusedOutput(f"output {position} has {_numel(out)} elements and no memory")
+    return extent
+
+
+def _write(file: IO[bytes], address: int, size: int, *, on_gpu: bool) -> None:
+    if not on_gpu:
+        if size:
+            file.write(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
+        return
+    copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoH_v2
+    host = (ctypes.c_char * min(size, _CHUNK))()
+    for start in range(0, size, _CHUNK):
+        part = min(_CHUNK, size - start)
+        status = copy(host, ctypes.c_uint64(address + start), ctypes.c_size_t(part))
+        if status:
+            raise RefusedOutput(f"its memory on the GPU cannot be read: CUDA error {status}")
+        file.write(memoryview(host).cast("B")[:part])

@@ -1,0 +1,204 @@
+"""Triton text, or CUDA C++, to a cubin, ahead of time and without a GPU.
+
+Runs in the judge's build process only: it writes the text to a temporary folder, imports it from there and leaves nothing behind.
+Refuses what the compiler accepts and no device can run (FACTS: shared memory is not checked ahead of time, some bodies are `trap`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_cudal1.core import observe
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.device.cuda.nvrtc import NotBuilt, compile_cuda
+from torch_cudal1.ir.model import Program
+from torch_cudal1.kernels.codegen.sass import disassembled, unwritten
+from torch_cudal1.kernels.lower import Cubin, assemble, lower
+from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
+
+__all__ = ["Options", "build", "compile_function", "compile_kernel"]
+
+_GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
+_ALIGNED = [["tt.divisibility", 16]]
+
+
+def build(program: Program, proposal: Proposal, sm: int) -> Program:
+    """The Program of cubins for `sm_{sm}`, with outputs exactly as the reference's.
+
+    Raises NotLowerableError when the island is not covered, does not compile or needs more than the device has, and ProgramError
+    when the proposal does not fit the island.
+    """
+    lowered = lower(program, proposal)
+    cubins: dict[str, Cubin] = {}
+    machine_code: dict[str, bytes] = {}  # kernels of one CUDA C++ text share theirs
+    for kernel in lowered.kernels:
+        if kernel.cuda is None:
+            cubins[kernel.symbol] = compile_kernel(kernel, sm)
+            continue
+        if (needed := kernel.cuda.shared_bytes) > shared_limit(sm):
+            raise NotLowerableError(f"{kernel.symbol} needs {needed} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+        if kernel.text not in machine_code:
+            machine_code[kernel.text] = compile_cuda_text(kernel, sm)
+        cubins[kernel.symbol] = _cubin(machine_code[kernel.text], kernel.warps, kernel.cuda.shared_bytes)
+    return assemble(program, lowered, cubins)
+
+
+def compile_cuda_text(kernel: Kernel, sm: int) -> bytes:
+    """Machine code of a kernel's CUDA C++.
+
+    Raises NotLowerableError with the compiler's log, and where NVRTC is missing.
+    """
+    assert kernel.cuda is not None
+    defines = [f"-D{name}={value}" for name, value in kernel.cuda.defines]
+    # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by name
+    built = compile_cuda(kernel.text, f"sm_{sm}a" if sm >= 90 else f"sm_{sm}", options=["--fmad=false", "--std=c++17", *defines])
+    if isinstance(built, NotBuilt):
+        raise NotLowerableError(f"{kernel.symbol} does not compile for sm_{sm}: {built.reason}")
+    return built.cubin
+
+
+@dataclass(frozen=True)
+class Options:
+    """Triton's compile options, with its own defaults; None: it chooses."""
+
+    num_warps: int = 4
+    num_stages: int | None = None
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    enable_fp_fusion: bool = True
+
+
+def compile_function(
+    function: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[tuple[int, ...], Any],
+    attributes: Mapping[tuple[int, ...], Any],
+    options: Options,
+    sm: int,
+) -> Cubin:
+    """Compile somebody's Triton function for `sm` as its launch would. Raises NotLowerableError as `compile_kernel` does.
+
+    `constants` and `attributes` are by the position of an argument, in a tuple, as Triton has them.
+    """
+    from triton.compiler import ASTSource
+
+    source = ASTSource(fn=function, signature=dict(signature), constexprs=dict(constants), attrs=dict(attributes))
+    chosen = {name: value for name, value in asdict(options).items() if value is not None}
+    name = function.__name__
+    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
+        return _compiled(source, chosen, name, sm)
+
+
+def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
+    """Compile one kernel. Raises NotLowerableError with the compiler's reason, or for a resource over the limit of `sm`."""
+    from triton.compiler import ASTSource
+
+    # eager rounds after every op and keeps subnormals: no contraction across ops, no flush to zero inside libdevice
+    options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
+    options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
+    options |= {} if kernel.registers is None else {"maxnreg": kernel.registers}
+    with tempfile.TemporaryDirectory() as folder, _own_knobs(folder):
+        source = ASTSource(
+            fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),
+            signature={f"p{value}": kind for value, kind in kernel.arguments},
+            constexprs={},
+            attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},
+        )
+        return _compiled(source, options, kernel.symbol, sm)
+
+
+@contextmanager
+def _own_knobs(folder: str) -> Iterator[None]:
+    """Triton's switches for compiling here: nothing is kept, nothing of this machine gets into a cubin."""
+    # Triton is absent on some machines, where importing this package must still work
+    from triton import knobs
+
+    with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = _stages_hook
+        knobs.compilation.disable_line_info = True  # line info would put the temporary path into the cubin
+        knobs.cache.dir = folder
+        yield
+
+
+def load_source(kernel: Kernel, folder: Path) -> ModuleType:
+    """Write the kernel's text into `folder` and import it (Triton reads the source back from the file)."""
+    path = folder / f"{kernel.symbol}.py"
+    path.write_text(kernel.text)
+    spec = importlib.util.spec_from_file_location(kernel.symbol, path)
+    if spec is None or spec.loader is None:
+        raise NotLowerableError(f"cannot import {path.name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compiled(source: Any, options: Mapping[str, Any], symbol: str, sm: int) -> Cubin:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.errors import TritonError
+
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=dict(options))
+    except (TritonError, RuntimeError) as error:
+        raise NotLowerableError(f"Triton does not compile {symbol} for sm_{sm}: {error}") from error
+    return _checked(compiled, symbol, sm)
+
+
+def _stages_hook(*arguments: Any) -> tuple[str, str] | None:
+    """Triton's pipeline hook: without arguments it names the pipeline, with (backend, stages, ...) it may wrap stages."""
+    if not arguments:
+        return "unreferenced globals dropped", "1"
+    stages = arguments[1]
+    to_ptx = stages["ptx"]
+    stages["ptx"] = lambda module, metadata: without_dead_globals(to_ptx(module, metadata))
+    return None
+
+
+def without_dead_globals(ptx: str) -> str:
+    """The PTX without module globals that nothing reads.
+
+    Every libdevice call leaves the string "__CUDA_FTZ" of its resolved reflection behind; a cubin with module memory is refused
+    when it is scanned, since such memory could outlive a call. A global that code does read stays, and so does the refusal.
+    """
+    for line, name in [(match[0], match[1]) for match in _GLOBAL.finditer(ptx)]:
+        if len(re.findall(rf"(?<![\w$]){re.escape(name)}(?![\w$])", ptx)) == 1:
+            ptx = ptx.replace(line, "")
+    return ptx
+
+
+def _checked(compiled: Any, symbol: str, sm: int) -> Cubin:
+    metadata = compiled.metadata
+    if metadata.shared > shared_limit(sm):
+        raise NotLowerableError(f"{symbol} needs {metadata.shared} bytes of shared memory; sm_{sm} has {shared_limit(sm)}")
+    if metadata.global_scratch_size or metadata.profile_scratch_size or getattr(metadata, "num_ctas", 1) != 1:
+        raise NotLowerableError(f"{symbol} needs device scratch or a cluster")
+    if metadata.name != symbol or "st.global" not in compiled.asm["ptx"]:
+        raise NotLowerableError(f"{symbol} compiled to a body that stores nothing")
+    if "wgmma" in compiled.asm["ptx"]:
+        _refuse_unwritten(bytes(compiled.asm["cubin"]), symbol)
+    return _cubin(bytes(compiled.asm["cubin"]), int(metadata.num_warps), int(metadata.shared))
+
+
+def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
+    """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be read is on record."""
+    sass = disassembled(cubin)
+    if sass is None:
+        observe.record("kernels", "machine_code_not_read", symbol)
+    elif found := unwritten(sass):
+        raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
+
+
+def _cubin(body: bytes, warps: int, shared_bytes: int) -> Cubin:
+    tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    return Cubin(hashlib.sha256(body).hexdigest(), tensor, warps, shared_bytes)

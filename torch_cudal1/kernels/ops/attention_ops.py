@@ -1,0 +1,97 @@
+"""ATen's fused attention operators as two products with a softmax between, and whether expressions are attention at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.ops.attention import FORWARDS
+from torch_cudal1.kernels.expr.nodes import (
+    Dot,
+    LogSumExp,
+    Node,
+    Position,
+    Softmax,
+    broadcast,
+    cast,
+    constant,
+    every,
+    pointwise,
+    reshape,
+)
+from torch_cudal1.kernels.expr.views import permuted
+from torch_cudal1.kernels.ops import softmax
+from torch_cudal1.kernels.ops.pointwise import Handler
+
+__all__ = ["HANDLERS", "is_attention"]
+
+_EFFICIENT, _FLASH, _CUDNN = FORWARDS
+_NAMES = {  # what follows query, key and value in each operator's schema
+    _EFFICIENT: ("bias", "logsumexp", "dropout", "causal"),
+    _FLASH: ("dropout", "causal", "debug"),
+    _CUDNN: ("bias", "logsumexp", "dropout", "causal", "debug"),
+}
+
+
+def is_attention(nodes: tuple[Node, ...]) -> bool:
+    """Whether a product below `nodes` is made of another product's elements."""
+    return any(every(Dot, (product.left, product.right)) for product in every(Dot, nodes))
+
+
+def _fused(names: tuple[str, ...]) -> Handler:
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+        query, key, value = args[:3]
+        given = dict(zip(names, args[3:], strict=False))
+        bias = given.get("bias")
+        if given.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
+            raise NotLowerableError("attention with dropout, or whose keys have another type")
+        key, value = (_for_each_head(one, query) for one in (key, value))
+        scores = _scores(query, key, kwargs.get("scale"))
+        if bias is not None:
+            wide = reshape(broadcast(bias, (*query.shape[:2], *scores.shape[1:])), scores.shape)
+            scores = pointwise("({0} + {1})", scores, cast(wide, torch.float32), dtype=torch.float32)
+        causal = bool(given.get("causal"))
+        if causal:
+            row, column = (Position(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1)))
+            low = constant(-math.inf, torch.float32)
+            scores = pointwise("tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32)
+        spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
+        # a row without keys, which only a bias can make, is 0
+        kind, rest = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())
+        (weights,) = softmax.HANDLERS[f"{kind}.default"]((scores, -1, *rest), {}, (spec,))
+        assert isinstance(weights, Softmax)
+        weights = replace(weights, causal=causal)
+        batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
+        made = Dot((batch, scores.shape[1], size), value.dtype, weights, reshape(value, (batch, columns, size)))
+        total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None
+        # what is left are seeds, undefined without dropout, and what is None or a number
+        return reshape(made, outs[0].shape), total, *(None for _ in outs[2:])
+
+    return handle
+
+
+def _for_each_head(node: Node, query: Node) -> Node:
+    """Keys or values of as many heads as the queries: neighbouring queries share one (grouped and multi-query attention)."""
+    (batch, heads), (its, own) = query.shape[:2], node.shape[:2]
+    if its != batch or heads % own:
+        raise NotLowerableError(f"keys or values of {its} x {own} heads for queries of {batch} x {heads}")
+    shared = reshape(node, (batch, own, 1, *node.shape[2:]))
+    return reshape(broadcast(shared, (batch, own, heads // own, *node.shape[2:])), (batch, heads, *node.shape[2:]))
+
+
+def _scores(query: Node, key: Node, scale: float | None) -> Node:
+    """(batch and heads, rows, columns) in fp32."""
+    batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
+    columns = key.shape[2]
+    turned = permuted(reshape(key, (batch, columns, depth)), (0, 2, 1))
+    scores: Node = Dot((batch, rows, columns), torch.float32, reshape(query, (batch, rows, depth)), turned)
+    factor = constant(1 / math.sqrt(depth) if scale is None else scale, torch.float32)
+    return pointwise("({0} * {1})", scores, factor, dtype=torch.float32)
+
+
+HANDLERS: dict[str, Handler] = {f"{name}.default": _fused(after) for name, after in _NAMES.items()}

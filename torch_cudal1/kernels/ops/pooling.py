@@ -1,0 +1,104 @@
+"""Maximum and average pooling over 1, 2 or 3 dimensions: every tap of the window is a read at a shifted place, the padding a value.
+
+Taps of neighbouring results are neighbours in memory and come from the L1. Bytes moved: one read of the input, one write of the
+result. Windows of more than `MOST_TAPS` elements, and windows that leave the padded input (`ceil_mode`), stay with PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.kernels.expr.index import Index
+from torch_cudal1.kernels.expr.nodes import Node, Padded, cast, constant, pointwise
+from torch_cudal1.kernels.ops.pointwise import Handler, div
+
+__all__ = ["HANDLERS", "MOST_TAPS"]
+
+MOST_TAPS = 64
+_MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
+
+
+def _each(given: Any, axes: int, default: int) -> tuple[int, ...]:
+    """A setting for every axis: ATen gives one number for all, or none for the default."""
+    values = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not values or values[0] is None:
+        return (default,) * axes
+    return tuple(values) * axes if len(values) == 1 else tuple(values)
+
+
+def _taps(
+    x: Node, outs: tuple[TensorSpec, ...], window: tuple[int, ...], steps: tuple[tuple[int, ...], ...], fill: str
+) -> list[Node]:
+    """The input at each place of the window, as tensors of the result's shape. `steps`: stride, padding, dilation."""
+    shape, axes = outs[0].shape, len(window)
+    if math.prod(window) > MOST_TAPS or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise NotLowerableError(f"a window of {window} over {x.dtype}")
+    for size, out, k, stride, pad, step in zip(x.shape[-axes:], shape[-axes:], window, *steps, strict=True):
+        if (out - 1) * stride + (k - 1) * step >= size + 2 * pad:
+            raise NotLowerableError("a window that leaves the padded input")
+    return [Padded(shape, x.dtype, x, _place(axes, tap, steps), fill) for tap in itertools.product(*map(range, window))]
+
+
+def _place(axes: int, tap: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> Callable[[Index], Index]:
+    def remap(index: Index) -> Index:
+        moved = [
+            form.scaled(stride).shifted(at * step - pad)
+            for form, at, stride, pad, step in zip(index[len(index) - axes :], tap, *steps, strict=True)
+        ]
+        return (*index[: len(index) - axes], *moved)
+
+    return remap
+
+
+def _folded(taps: list[Node], template: str) -> Node:
+    """All taps in one, as a tree: sums of many keep their accuracy."""
+    while len(taps) > 1:
+        pairs = [pointwise(template, a, b, dtype=torch.float32) for a, b in zip(taps[::2], taps[1::2], strict=False)]
+        taps = pairs + taps[len(taps) - len(taps) % 2 :]
+    return taps[0]
+
+
+def _max(axes: int) -> Handler:
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node | None, ...]:
+        x, *rest = args
+        given = [*rest, *[None] * (5 - len(rest))]
+        window = _each(given[0], axes, 1)
+        stride = _each(given[1], axes, 1) if given[1] else window
+        steps = (stride, _each(given[2], axes, 0), _each(given[3], axes, 1))
+        taps: list[Node] = [cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')]
+        return pointwise("({0})", _folded(taps, _MAX), dtype=outs[0].torch_dtype), None
+
+    return handle
+
+
+def _average(axes: int) -> Handler:
+    def handle(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+        x, *rest = args
+        given = [*rest, *[None] * (6 - len(rest))]
+        window = _each(given[0], axes, 1)
+        stride = _each(given[1], axes, 1) if given[1] else window
+        padding = _each(given[2], axes, 0)
+        if given[4] is False and any(padding) and given[5] is None:
+            raise NotLowerableError("an average that does not count the padding")
+        taps: list[Node] = [cast(tap, torch.float32) for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")]
+        count = given[5] or math.prod(window)
+        total = div(_folded(taps, "({0} + {1})"), constant(count, torch.float32))
+        return (pointwise("({0})", total, dtype=outs[0].torch_dtype),)
+
+    return handle
+
+
+HANDLERS: dict[str, Handler] = {
+    "max_pool2d_with_indices.default": _max(2),
+    "max_pool3d_with_indices.default": _max(3),
+    "avg_pool1d.default": _average(1),
+    "avg_pool2d.default": _average(2),
+    "avg_pool3d.default": _average(3),
+}

@@ -1,0 +1,177 @@
+"""Reads the backward of a fused attention operator: its tensors as kernels address them, and what no kernel serves, with a reason.
+
+Dropout, packed sequences and the gradient of a bias are refused. Nothing is made here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.aten import overload
+from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.ops import attention
+from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.kernels.expr.index import row_major
+from torch_cudal1.kernels.templates.attention import MOST_DEPTH
+
+__all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_step"]
+
+TARGETS = attention.targets(attention.BACKWARDS)
+HALVES = (torch.float16, torch.bfloat16)
+_INT32_REACH = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class StepTensor:
+    """A tensor of the step: its value number, sizes and strides of batch, heads, rows and, but for one number a row, elements."""
+
+    value: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def tile(self, head: str, rows: str, columns: str) -> str:
+        """Addresses of a matrix; `head` counts the heads of all batches, `rows` and `columns` name vectors."""
+        return f"{self._head(head)} + {rows}[:, None] * {self.strides[2]} + {columns}[None, :] * {self.strides[3]}"
+
+    def turned(self, head: str, rows: str, columns: str) -> str:
+        """As `tile`, of the transposed matrix."""
+        return f"{self._head(head)} + {columns}[:, None] * {self.strides[3]} + {rows}[None, :] * {self.strides[2]}"
+
+    def row(self, head: str, rows: str) -> str:
+        """Addresses of one number a row."""
+        return f"{self._head(head)} + {rows} * {self.strides[2]}"
+
+    def _head(self, head: str) -> str:
+        return f"p{self.value} + {head} // {self.shape[1]} * {self.strides[0]} + {head} % {self.shape[1]} * {self.strides[1]}"
+
+    @property
+    def reach(self) -> int:
+        """The largest offset of an element."""
+        return sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class BackwardStep:
+    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as large as all scores."""
+
+    grad: StepTensor
+    query: StepTensor
+    key: StepTensor
+    value: StepTensor
+    out: StepTensor
+    logsumexp: StepTensor
+    delta: StepTensor
+    bias: StepTensor | None
+    results: Mapping[str, StepTensor]
+    scale: float
+    causal: bool
+
+    @property
+    def shared(self) -> int:
+        """Heads of queries for each of keys and values."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def wide(self) -> str:
+        """What makes a number one of 64 bits, where an offset needs them."""
+        return ".to(tl.int64)" if max(one.reach for one in self.tensors) > _INT32_REACH else ""
+
+    @property
+    def tensors(self) -> tuple[StepTensor, ...]:
+        """All of them."""
+        given = (self.grad, self.query, self.key, self.value, self.out, self.logsumexp, self.delta)
+        return (*given, *([] if self.bias is None else [self.bias]), *self.results.values())
+
+
+def is_backward(program: Program) -> bool:
+    """Whether it is the backward of a fused attention operator and nothing else."""
+    return len(program.steps) == 1 and isinstance(program.steps[0], Aten) and program.steps[0].target in TARGETS
+
+
+def read_step(program: Program) -> BackwardStep:
+    """Read the step. Raises NotLowerableError with what the kernels do not serve."""
+    if not is_backward(program):
+        raise NotLowerableError("no backward of fused attention by itself")
+    (step,) = program.steps
+    assert isinstance(step, Aten)
+    names = [argument.name.removesuffix("_") for argument in overload(step.target)._schema.arguments]
+    bound = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
+    specs = value_specs(program)
+    names = [*("grad_out", "query", "key", "value", "out", "logsumexp"), *["attn_bias"] * (bound.get("attn_bias") is not None)]
+    tensors = {name: _tensor(bound[name], specs) for name in names}
+    _check(step.target, bound, tensors)
+    results = dict(zip(("query", "key", "value"), step.outs, strict=False))
+    wanted = {value for value in program.outputs if value is not None}
+    if not wanted <= set(results.values()):
+        raise NotLowerableError("a result that is no gradient of queries, keys or values")
+    batch, heads, rows, depth = tensors["query"].shape
+    scale = bound.get("scale")
+    return BackwardStep(
+        grad=tensors["grad_out"],
+        query=tensors["query"],
+        key=tensors["key"],
+        value=tensors["value"],
+        out=tensors["out"],
+        logsumexp=tensors["logsumexp"],
+        delta=StepTensor(program.value_count, torch.float32, (batch, heads, rows), row_major((batch, heads, rows))),
+        bias=_spread(tensors.get("attn_bias"), (batch, heads, rows, tensors["key"].shape[2])),
+        results={name: _tensor(Value(value), specs) for name, value in results.items() if value in wanted},
+        scale=_single(1 / math.sqrt(depth) if scale is None else scale),
+        causal=bool(bound.get("is_causal")),
+    )
+
+
+def _tensor(value: object, specs: Mapping[int, TensorSpec]) -> StepTensor:
+    if not isinstance(value, Value) or value.index not in specs:
+        raise NotLowerableError("an operand that is no tensor")
+    spec = specs[value.index]
+    return StepTensor(value.index, spec.torch_dtype, spec.shape, spec.strides)
+
+
+def _spread(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | None:
+    """The bias as large as all scores; in a dimension of one element every step is none."""
+    if bias is None:
+        return None
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(bias.shape, bias.strides, strict=True))
+    return StepTensor(bias.value, bias.dtype, shape, strides)
+
+
+def _single(number: float) -> float:
+    """The number as eager's kernels get it."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
+def _check(target: str, bound: Mapping[str, Any], tensors: Mapping[str, StepTensor]) -> None:
+    query, key, value = (tensors[name].shape for name in ("query", "key", "value"))
+    matrices = [one for name, one in tensors.items() if name != "logsumexp"]
+    total = tensors["logsumexp"]
+    problems = {
+        "no dropout": bool(bound.get("dropout_p")),
+        "a bias of the efficient operators, whose log-sum-exp of a row without keys is a number": "attn_bias" in tensors
+        and "efficient" not in target,
+        "a bias for every score, or the same for all of a dimension": "attn_bias" in tensors
+        and any(size not in (1, scores) for size, scores in zip(tensors["attn_bias"].shape, (*query[:3], key[2]), strict=False)),
+        "no packed sequences": any(bound.get(name) is not None for name in ("cum_seq_q", "cum_seq_k")),
+        "tensors of one type, fp32 or a half one": len({one.dtype for one in matrices}) > 1
+        or matrices[0].dtype not in (torch.float32, *HALVES),
+        "heads in a dimension of their own, of some elements": any(len(one.shape) != 4 or 0 in one.shape for one in matrices),
+        "one log-sum-exp in fp32 a row": total.dtype != torch.float32
+        or total.shape[:2] != query[:2]
+        or math.prod(total.shape[2:]) < query[2]
+        or total.shape[3:] not in ((), (1,)),
+        "keys and values of as many heads, which divide the queries'": key[:3] != value[:3] or bool(query[1] % key[1]),
+        f"heads of at most {MOST_DEPTH} elements": max(query[3], value[3]) > MOST_DEPTH,
+        "a causal mask of as many queries as keys, where operators disagree about others": "efficient" not in target
+        and bool(bound.get("is_causal"))
+        and query[2] != key[2],
+    }
+    if wanted := [text for text, broken in problems.items() if broken]:
+        raise NotLowerableError(f"kernels for gradients of attention serve {wanted[0]}")

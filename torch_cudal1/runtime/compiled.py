@@ -1,0 +1,159 @@
+"""Hands a checked Program to the C++ executor: nested Programs written out, values renumbered, kernels loaded, deaths worked out.
+
+The result gives what `execute` gives, in less time. A Program that the C++ executor does not hold is `NotCompiled` with its reason,
+and the Python executor runs it. Nothing here decides which of both a caller gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.core import native
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.device.cuda import addresses, driver
+from torch_cudal1.ir.as_eager import as_eager
+from torch_cudal1.ir.check import used_values
+from torch_cudal1.ir.model import (
+    Alloc,
+    Aten,
+    Call,
+    Launch,
+    LaunchArg,
+    Program,
+    Step,
+    Value,
+    renumbered,
+    renumbered_arg,
+    step_outs,
+)
+
+__all__ = ["NotCompiled", "compile_program"]
+
+Load: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], driver.Loaded]
+_FlatStep: TypeAlias = "Aten | Alloc | _Kernel"
+
+
+@dataclass(frozen=True)
+class NotCompiled:
+    """Why the Python executor runs this Program."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A launch with its machine code, which belongs to the Program that it came from."""
+
+    launch: Launch
+    cubin: torch.Tensor
+
+
+@dataclass
+class _Flat:
+    """One Program without nested ones: `constants` follow the inputs, `steps` follow both."""
+
+    inputs: int
+    constants: list[torch.Tensor]
+    steps: list[_FlatStep] = field(default_factory=list)
+    values: int = 0
+
+
+def compile_program(program: Program, device: torch.device, *, load: Load | None = None) -> Any | NotCompiled:
+    """A `_native.Plan` for `device`: called with a sequence of tensors, it returns a list of tensors and None.
+
+    `load` makes a kernel ready (by default `driver.load_launch`). The Program must have passed `check_program`. Raises ProgramError
+    and DriverError as `executor.prepare` does.
+    """
+    extension = native.extension()
+    if extension is None:
+        return NotCompiled(native.status()[1])
+    if device.type == "cuda" and torch.cuda.is_available():  # tensors and kernels of all its calls are on one device
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    constants = [tensor.to(device) for tensor in _constants(program)]
+    flat = _Flat(len(program.inputs), constants, values=len(program.inputs) + len(constants))
+    outputs = _inline(program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values)))
+    flat.steps = as_eager(flat.steps, [*outputs, *(index for step in flat.steps for index in used_values(_as_step(step)))])
+    loaded = [(load or driver.load_launch)(s.cubin, s.launch, device) if isinstance(s, _Kernel) else None for s in flat.steps]
+    kernels = [one for one in loaded if one is not None]
+    found = addresses.launch_addresses(kernels[0]) if kernels else None
+    if isinstance(found, str):
+        return NotCompiled(found)
+    steps = [_packed(step, kernel, device) for step, kernel in zip(flat.steps, loaded, strict=True)]
+    dying = _dying([_as_step(step) for step in flat.steps], kept={*range(flat.inputs + len(constants)), *outputs})
+    plan = list(zip(steps, dying, strict=True))
+    arguments = (flat.inputs, flat.values, tuple(constants), tuple(outputs), device, found, tuple(plan), Value, addresses.explain)
+    try:
+        return extension.Plan(*arguments)
+    except NotImplementedError as reason:
+        return NotCompiled(str(reason))
+
+
+def _constants(program: Program) -> Iterable[torch.Tensor]:
+    """Constants of the Program and of every nested one, in the order in which `_inline` meets them."""
+    yield from (program.payloads[name] for name in program.constants)
+    for step in program.steps:
+        if isinstance(step, Call):
+            yield from _constants(step.program)
+
+
+def _inline(program: Program, args: Sequence[int], flat: _Flat, constants: Any) -> list[int | None]:
+    """Append the steps of `program`, called with the values `args`; the values of its outputs."""
+    names = [*args, *(next(constants) for _ in program.constants)]
+    for step in program.steps:
+        if isinstance(step, Call):
+            names += _inline(step.program, [names[index] for index in step.args], flat, constants)
+            continue
+        outs = tuple(range(flat.values, flat.values + len(step_outs(step))))
+        flat.values += len(outs)
+        flat.steps.append(_renamed(step, names, outs, program))
+        names += outs
+    return [None if index is None else names[index] for index in program.outputs]
+
+
+def _renamed(step: Step, names: Sequence[int], outs: tuple[int, ...], program: Program) -> _FlatStep:
+    if isinstance(step, Alloc):
+        return replace(step, out=outs[0])
+    if isinstance(step, Aten):
+        return renumbered(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
+    assert isinstance(step, Launch)
+    args = tuple(LaunchArg(arg.kind, renumbered_arg(arg.value, names)) for arg in step.args)
+    return _Kernel(replace(step, args=args, aligned=tuple(names[index] for index in step.aligned)), program.payloads[step.payload])
+
+
+def _packed(step: _FlatStep, kernel: driver.Loaded | None, device: torch.device) -> tuple[Any, ...]:
+    """A step as the tuple that csrc/plan_build.cpp reads."""
+    if isinstance(step, Alloc):
+        return ("alloc", step.out, step.spec.shape, step.spec.strides, step.spec.torch_dtype)
+    if isinstance(step, Aten):
+        namespace, name, overload = step.target.split(".")
+        args = tuple(_placed(arg, device) for arg in step.args)
+        kwargs = {key: _placed(arg, device) for key, arg in step.kwargs}
+        return ("aten", f"{namespace}::{name}", "" if overload == "default" else overload, args, kwargs, step.outs, step.many)
+    if kernel is None:
+        raise ProgramError("launch", f"kernel {step.launch.symbol!r} was not loaded")
+    return ("launch", *addresses.packed(kernel))
+
+
+def _placed(arg: Any, device: torch.device) -> Any:
+    """The Program names a device type; the ordinal is the caller's. Operators take lists where a Program holds tuples."""
+    if isinstance(arg, torch.device):
+        return device
+    return [_placed(item, device) for item in arg] if isinstance(arg, tuple) else arg
+
+
+def _as_step(step: _FlatStep) -> Step:
+    return step.launch if isinstance(step, _Kernel) else step
+
+
+def _dying(steps: Sequence[Step], kept: set[int | None]) -> list[tuple[int, ...]]:
+    """For each step, the values nobody needs after it."""
+    last = {index: position for position, step in enumerate(steps) for index in (*used_values(step), *step_outs(step))}
+    dying: list[list[int]] = [[] for _ in steps]
+    for index, position in last.items():
+        if index not in kept:
+            dying[position].append(index)
+    return [tuple(sorted(dead)) for dead in dying]

@@ -1,0 +1,45 @@
+"""Makes a checked Program callable: by the C++ executor where it is built, else by the interpreter.
+
+Neither checks inputs (the guard in front does) or does autograd: call the result under no_grad or below AOTAutograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_cudal1.core import observe
+from torch_cudal1.ir.as_eager import as_eager
+from torch_cudal1.ir.check import check_program, used_values
+from torch_cudal1.ir.execute import Runner, interpret, interpret_steps
+from torch_cudal1.ir.model import Launch, Program
+from torch_cudal1.ir.once import computed_once
+from torch_cudal1.runtime.compiled import NotCompiled, compile_program
+
+__all__ = ["launch_through_driver", "prepare"]
+
+
+def prepare(program: Program, device: torch.device) -> Runner:
+    """A callable from the Program's inputs to its outputs on `device`.
+
+    Raises ProgramError if the Program breaks a rule, DriverError if a kernel cannot be loaded.
+    """
+    check_program(program)
+    program = computed_once(program, device, interpret)
+    compiled = compile_program(program, device)
+    if not isinstance(compiled, NotCompiled):
+        observe.count("programs_compiled")
+        runner: Runner = compiled
+        return runner
+    observe.record("program", "interpreted", reason=compiled.reason)
+    read = [*program.outputs, *(index for step in program.steps for index in used_values(step))]
+    return interpret_steps(program, as_eager(program.steps, read), device, launch_through_driver)
+
+
+def launch_through_driver(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[list[Any]], None]:
+    """The launcher of Programs with kernels, through the CUDA driver."""
+    from torch_cudal1.device.cuda.driver import prepare_launch  # needs libcuda: only where something is launched
+
+    return prepare_launch(cubin, launch, device)

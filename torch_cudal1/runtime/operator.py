@@ -1,0 +1,83 @@
+"""`cudal1::run`: a nested Program as one opaque PyTorch operator, so that Inductor and CUDA graphs see a single node.
+
+The operator is functional: tensors in, fresh tensors out, shapes from the fake implementation. It has no autograd: it stands only
+below AOTAutograd or under no_grad, and refuses inputs that require gradients. An id is the Program's digest; the Program must
+have been registered in this process.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import torch
+
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.ir.execute import Runner
+from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.value_specs import output_specs
+from torch_cudal1.runtime.executor import prepare
+
+__all__ = ["register", "registered", "run_operator"]
+
+_lock = threading.Lock()
+_programs: dict[str, Program] = {}
+_runners: dict[tuple[str, torch.device], Runner] = {}
+
+
+def register(program: Program) -> str:
+    """Make `program` callable through the operator; returns its id (the digest)."""
+    digest = program.digest
+    with _lock:
+        _programs[digest] = program
+    return digest
+
+
+def run_operator() -> torch._ops.OpOverload:
+    """The operator `cudal1::run(Tensor[] inputs, str program) -> Tensor[]`, defined at first use."""
+    _define()
+    operator: torch._ops.OpOverload = torch.ops.cudal1.run.default
+    return operator
+
+
+def registered(digest: str) -> Program:
+    """The Program of an id. Raises ProgramError if this process does not have it."""
+    with _lock:
+        program = _programs.get(digest)
+    if program is None:
+        raise ProgramError("operator", f"program {digest[:12]} is not registered in this process")
+    return program
+
+
+def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        raise ProgramError("autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd")
+    found = registered(program)
+    device = next((t.device for t in inputs if t.device.type == found.device), torch.device(found.device))
+    runner = _runners.get((program, device))
+    if runner is None:
+        runner = _runners[program, device] = prepare(found, device)
+    return [out for out in runner(inputs) if out is not None]
+
+
+def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
+    found = registered(program)
+    device = inputs[0].device if inputs else torch.device(found.device)
+    return [
+        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=device) for s in _cached_specs(program) if s is not None
+    ]
+
+
+@cache
+def _cached_specs(digest: str) -> tuple[TensorSpec | None, ...]:
+    return tuple(output_specs(registered(digest)))
+
+
+@cache
+def _define() -> torch.library.Library:
+    library = torch.library.Library("cudal1", "FRAGMENT")
+    library.define("run(Tensor[] inputs, str program) -> Tensor[]")
+    library.impl("run", _run, "CPU")
+    library.impl("run", _run, "CUDA")
+    torch.library.register_fake("cudal1::run", _fake, lib=library)
+    return library

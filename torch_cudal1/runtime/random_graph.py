@@ -1,0 +1,49 @@
+"""A CUDA graph of a Program that draws random numbers: its replays draw the numbers that eager's calls would.
+
+A captured operator reads seed and offset of CUDA's default generator from memory; before each replay PyTorch writes the generator's
+present state there, and moves it on by what one call draws. So a replay continues the user's sequence wherever it stands, seeded
+or not, and leaves it where eager leaves it. That is `torch.cuda.CUDAGraph.replay`'s work, so the C++ replay is not used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.aten import is_random
+from torch_cudal1.ir.model import Aten, Call, Program, Step, step_outs
+from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.runtime.cudagraph import GraphedRunner, _Captured
+
+__all__ = ["RandomGraph", "refuse_host_numbers"]
+
+
+class RandomGraph(GraphedRunner):
+    """As `GraphedRunner`, for a function that draws from the default generator of its CUDA device."""
+
+    def _make_native(self, inputs: int) -> None:
+        self.interpreted = "its replay must move the random generator on"
+
+    def _capture(self, inputs: Sequence[torch.Tensor]) -> _Captured:
+        """Warming up and capturing draw numbers that are nobody's: the user's sequence is put back to where it was."""
+        before = torch.cuda.get_rng_state(self._device)
+        try:
+            return super()._capture(inputs)
+        finally:
+            torch.cuda.set_rng_state(before, self._device)
+
+
+def refuse_host_numbers(program: Program) -> None:
+    """Raises NotLowerableError where random numbers are drawn on the CPU: a graph would hold those of its capture for ever."""
+    specs = value_specs(program)
+    for step in program.steps:
+        if isinstance(step, Call):
+            refuse_host_numbers(step.program)
+        elif _draws(step) and any(specs[out].device != "cuda" for out in step_outs(step) if out in specs):
+            raise NotLowerableError("a CUDA graph of random numbers drawn on the CPU would repeat them")
+
+
+def _draws(step: Step) -> bool:
+    return isinstance(step, Aten) and is_random(step.target, step.args, dict(step.kwargs))

@@ -1,0 +1,1 @@
+"""What a deployment carries as files: bundles, locks, coverage."""

@@ -1,0 +1,184 @@
+"""Takes a bundle into the cache folder, beside the user's own entries and never among them.
+
+    <cache>/imported/<digest of the bundle>/<layer>/v1/...      read-only caches from then on, the latest import first
+    <cache>/imported/.incoming-<digest>/                        a bundle on its way in; no look-up reads it
+
+Every file is checked for its digest, decoded and compared with its place *before* it is written, and the folder gets its name by
+one rename when all are there: a refused bundle leaves nothing, a killed import leaves what the next one goes on from. Whether an
+imported entry is trusted is asked at every look-up, elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_cudal1.core.errors import SupplyError
+from torch_cudal1.ir.records import Miss
+from torch_cudal1.store.bundle.bundle import Bundle, Manifest, Member, open_bundle
+from torch_cudal1.store.cache.inventory import held_in
+from torch_cudal1.store.cache.store import NotStored, files_under, hold, read_file, write_file
+
+__all__ = ["IMPORT_LOCK", "Imported", "import_bundle", "imported_bundles", "imported_roots", "left_behind"]
+
+IMPORT_LOCK = "import.lock"
+
+_FOLDER, _INCOMING, _OLD = "imported", ".incoming-", ".old-"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LAYER = re.compile(r"\d{1,2}")
+_LOCK_S = 600.0
+_TICK_NS = 2 * 10**9  # the coarsest clock of a file system in use
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A bundle that is in the cache folder now; `already`: it was there, whole."""
+
+    digest: str
+    root: Path
+    entries: int
+    aliases: int
+    families: tuple[str, ...]
+    size_bytes: int
+    already: bool
+
+
+def imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
+    """The folders of imported bundles, the latest import first."""
+    return tuple(sorted(_folders(cache_dir / _FOLDER, _DIGEST), key=lambda one: (-one.stat().st_mtime_ns, one.name)))
+
+
+def imported_roots(cache_dir: Path) -> tuple[Path, ...]:
+    """What is in those folders, for `LocalCache.read_only`: the latest import first, its layers in order."""
+    found = imported_bundles(cache_dir)
+    return tuple(layer for bundle in found for layer in sorted(_folders(bundle, _LAYER), key=lambda one: int(one.name)))
+
+
+def left_behind(cache_dir: Path) -> tuple[Path, ...]:
+    """What killed imports left. One that is at work holds the lock `IMPORT_LOCK`."""
+    return tuple(_folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*")))
+
+
+def import_bundle(path: Path, cache_dir: Path, progress: Callable[[str, float | None], None] | None = None) -> Imported:
+    """Check the bundle `path` and make it readable from `cache_dir`. All of it or nothing; doing it twice changes nothing.
+
+    Raises SupplyError for a bundle that breaks a rule or a disk that refuses, OSError where `path` cannot be read.
+    """
+    say = progress or (lambda what, fraction: None)
+    with open_bundle(path) as bundle:
+        manifest, home = bundle.manifest, cache_dir / _FOLDER
+        if not manifest.members:
+            raise SupplyError(path, "count", "it holds no entry; export with keys that `cudal1 list` shows")
+        with hold(home / IMPORT_LOCK, _LOCK_S) as lock:
+            final = home / manifest.digest
+            if lock.held:
+                _sweep(home, keep=_INCOMING + manifest.digest)
+            already = final.is_dir() and not final.is_symlink() and all(_lies_in(final, member) for member in manifest.members)
+            if not already:
+                # Where nothing can be locked a name of its own keeps two imports apart.
+                _bring_in(bundle, home / (_INCOMING + manifest.digest + ("" if lock.held else f"-{os.getpid()}")), final, say)
+            _put_first(final)
+    aliases = sum(member.place.startswith("v1/alias/") for member in manifest.members)
+    return Imported(
+        manifest.digest, final, len(manifest.members) - aliases, aliases, manifest.families, manifest.size_bytes, already
+    )
+
+
+def _bring_in(bundle: Bundle, incoming: Path, final: Path, say: Callable[[str, float | None], None]) -> None:
+    try:
+        if _holds_links(incoming):  # not of our making: nothing is written through them
+            _remove(incoming)
+        _check_space(bundle.path, incoming.parent, bundle.manifest, incoming)
+        _stage(bundle, incoming, say)
+        _publish(incoming, final)
+    except SupplyError:
+        _remove(incoming)
+        raise
+    except OSError as error:
+        _remove(incoming)
+        raise SupplyError(bundle.path, "disk", f"{type(error).__name__}: {error}; nothing was imported") from error
+
+
+def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], None]) -> None:
+    done, total = 0, bundle.manifest.size_bytes
+    for member, data in bundle.files():
+        say(f"importing {member.name}", done / total)
+        done += member.size_bytes
+        if _lies_in(incoming, member):
+            continue  # checked and written by an import that was killed
+        held = held_in(data, member.place, incoming / member.name)
+        if isinstance(held, Miss):
+            raise SupplyError(bundle.path, "content", f"{member.name}: {held.reason}")
+        stored = write_file(incoming / member.name, data)
+        if isinstance(stored, NotStored):
+            raise SupplyError(bundle.path, "disk", f"{stored.reason}; nothing was imported, make room and run the command again")
+
+
+def _publish(incoming: Path, final: Path) -> None:
+    for lock in list(files_under(incoming, ".lock")):
+        lock.unlink(missing_ok=True)
+    old = final.with_name(_OLD + final.name)
+    if os.path.lexists(final):  # damaged, or it would have been found whole
+        os.replace(final, old)
+    os.replace(incoming, final)
+    _remove(old)
+
+
+def _put_first(final: Path) -> None:
+    """Stamp the folder later than every other import, also where a clock was ahead or the file system's ticks are coarse."""
+    others = [one.stat().st_mtime_ns for one in _folders(final.parent, _DIGEST) if one != final]
+    stamp = max(time.time_ns(), max(others, default=0) + _TICK_NS)
+    with contextlib.suppress(OSError):  # a folder that is read-only now, such as an image's: the order stays as it was shipped
+        os.utime(final, ns=(stamp, stamp))
+
+
+def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> None:
+    there = sum(file.stat().st_size for file in files_under(incoming, ""))
+    free = shutil.disk_usage(home).free
+    if free + there < manifest.size_bytes:
+        raise SupplyError(path, "disk", f"it needs {manifest.size_bytes} bytes, {home} has {free} free; nothing was imported")
+
+
+def _lies_in(folder: Path, member: Member) -> bool:
+    path = folder / member.name
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size_bytes:
+        return False
+    data = read_file(path, member.size_bytes)
+    return not isinstance(data, Miss) and hashlib.sha256(data).hexdigest() == member.sha256
+
+
+def _sweep(home: Path, *, keep: str) -> None:
+    """Remove what killed imports of other bundles left. Only under the lock, so nobody is at work on it."""
+    for folder in list(home.iterdir()):
+        if folder.name.startswith((_INCOMING, _OLD)) and folder.name != keep:
+            _remove(folder)
+
+
+def _holds_links(folder: Path) -> bool:
+    walked = os.walk(folder)
+    return folder.is_symlink() or any(
+        os.path.islink(os.path.join(at, name)) for at, folders, names in walked for name in (*folders, *names)
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder of ours, or the link in its place, as far as the disk lets us; what stays is swept at the next import."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(home: Path, name: re.Pattern[str]) -> Iterator[Path]:
+    """Real folders of `home` whose name fits; links are not followed, a missing home has none."""
+    try:
+        with os.scandir(home) as found:
+            yield from [Path(one.path) for one in found if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
+    except OSError:
+        return

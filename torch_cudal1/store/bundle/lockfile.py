@@ -1,0 +1,233 @@
+"""`cudal1.lock`: which decisions a deployment was built with, one fact a line, and how a cache differs from that.
+
+Entries are pinned by the digest that signatures and revocation lists name too: it covers Program, payloads and evidence, so two
+caches that agree with a lock run the same kernels, and signing an entry changes no lock. Gains are quoted from the entries'
+evidence for the reader of a diff; nothing is measured here, and nothing but files is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from torch_cudal1.core.errors import SupplyError
+from torch_cudal1.ir.records import Entry, Miss
+from torch_cudal1.store.cache.handed_over import replacing
+from torch_cudal1.store.cache.inventory import Held, Inventory
+from torch_cudal1.store.cache.store import read_file
+
+__all__ = ["Difference", "Lock", "LockedAlias", "LockedEntry", "differences", "lock_of", "read_lock", "write_lock"]
+
+FORMAT = 1
+_LIMIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class LockedEntry:
+    """One decision. `speedup` and `low` are None where a baseline runs, or a kernel was never timed alone."""
+
+    family: str
+    contract: str  # its digest
+    key: str
+    sku: str
+    digest: str
+    region: str
+    runs: str
+    precision: str
+    torch: str
+    triton: str
+    driver: str
+    package: str
+    speedup: float | None = None
+    low: float | None = None
+    saved_us: float | None = None
+
+    @property
+    def purpose(self) -> tuple[str, ...]:
+        """What it decides: two entries of one purpose are versions of each other."""
+        return self.family, self.contract, self.key, self.sku
+
+
+@dataclass(frozen=True)
+class LockedAlias:
+    """One remembered measurement of a whole call, or of a graph."""
+
+    family: str
+    contract: str
+    name: str
+    candidates: str  # digest of what it speaks of; "" for a graph's
+    digest: str
+
+    @property
+    def purpose(self) -> tuple[str, ...]:
+        """Like that of an entry."""
+        return self.family, self.contract, self.name, self.candidates
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Everything pinned. `targets`: region keys by TARGET, none when the whole cache was locked; `families`: none means all."""
+
+    entries: tuple[LockedEntry, ...]
+    aliases: tuple[LockedAlias, ...]
+    families: tuple[str, ...] = ()
+    targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[str] | None:
+        """The regions it speaks of; None: of all."""
+        return frozenset(key for keys in self.targets.values() for key in keys) if self.targets else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One line of `lock --check`."""
+
+    kind: Literal["missing", "changed", "extra"]
+    family: str
+    key: str
+    name: str
+    detail: str
+
+
+def lock_of(inventory: Inventory, *, families: Sequence[str] = (), targets: Mapping[str, tuple[str, ...]] | None = None) -> Lock:
+    """The lock of what is in `inventory`, in a stable order."""
+    entries = sorted((_locked(held) for held in inventory.entries), key=lambda one: one.purpose)
+    aliases = sorted((_locked_alias(held) for held in inventory.aliases), key=lambda one: one.purpose)
+    return Lock(tuple(entries), tuple(aliases), tuple(sorted(families)), dict(targets or {}))
+
+
+def differences(lock: Lock, inventory: Inventory) -> tuple[Difference, ...]:
+    """What the folders lack, hold in another version, or hold beside the lock; none: they agree.
+
+    An alias that the lock does not know is not told: it speaks of a graph or of a set of choices that the lock does not have.
+    """
+    present = lock_of(inventory.only(lock.keys, lock.families or None))
+    found: list[Difference] = []
+    there = {one.purpose: one for one in present.entries}
+    if lock.targets:  # made under one precision; what others were judged under is not its business
+        contracts = {entry.contract for entry in lock.entries}
+        there = {purpose: one for purpose, one in there.items() if one.contract in contracts}
+    for entry in lock.entries:
+        now = there.pop(entry.purpose, None)
+        if now is None:
+            found.append(Difference("missing", entry.family, entry.key, entry.region, f"{entry.runs}, judged on {entry.sku}"))
+        elif now.digest != entry.digest:
+            found.append(Difference("changed", entry.family, entry.key, entry.region, _changes(entry, now)))
+    for extra in there.values():
+        found.append(Difference("extra", extra.family, extra.key, extra.region, f"{extra.runs}, judged on {extra.sku}"))
+    aliases = {one.purpose: one.digest for one in present.aliases}
+    for alias in lock.aliases:
+        digest = aliases.get(alias.purpose)
+        if digest != alias.digest:
+            kind: Literal["missing", "changed"] = "missing" if digest is None else "changed"
+            what = "the measured whole call" if alias.candidates else "the remembered graph"
+            found.append(Difference(kind, alias.family, alias.name, what, "a start measures or traces it again"))
+    return tuple(sorted(found, key=lambda one: (one.kind, one.family, one.key)))
+
+
+def write_lock(lock: Lock, path: Path) -> None:
+    """Write `path` in one step, the same text for the same content.
+
+    Raises SupplyError when `path` holds something else than a lock, or the disk refuses.
+    """
+    body = {
+        "format": FORMAT,
+        "families": list(lock.families),
+        "targets": {name: list(keys) for name, keys in lock.targets.items()},
+        "entries": [asdict(entry) for entry in lock.entries],
+        "aliases": [asdict(alias) for alias in lock.aliases],
+    }
+    if path.exists():
+        read_lock(path)  # a slip of the hand must not cost a user's file
+    with replacing(path) as file:
+        file.write((json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock in `path`. Raises SupplyError for a file that is not one."""
+    data = read_file(path, _LIMIT_BYTES)
+    if isinstance(data, Miss):
+        raise SupplyError(path, "form", f"{data.reason}; `cudal1 lock` writes it")
+    try:
+        body = json.loads(data)
+        if body["format"] != FORMAT:
+            raise SupplyError(path, "format", f"format {body['format']!r}, this version reads {FORMAT}")
+        lock = Lock(
+            tuple(LockedEntry(**_checked(LockedEntry, one)) for one in body["entries"]),
+            tuple(LockedAlias(**_checked(LockedAlias, one)) for one in body["aliases"]),
+            tuple(map(_text, body["families"])),
+            {name: tuple(map(_text, keys)) for name, keys in body["targets"].items()},
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        if isinstance(error, SupplyError):
+            raise
+        raise SupplyError(path, "form", f"not a lock of `cudal1 lock`: {type(error).__name__}: {error}") from error
+    for kind in (lock.entries, lock.aliases):
+        if len({one.purpose for one in kind}) != len(kind):
+            raise SupplyError(path, "names", "it pins one decision twice, as after a merge; write it again with `cudal1 lock`")
+    return lock
+
+
+def _locked(held: Held) -> LockedEntry:
+    entry = held.content
+    if not isinstance(entry, Entry):
+        raise TypeError(f"{held.place} holds no entry")
+    timing = entry.evidence.get("timing") or {}
+    if entry.choice.origin == "baseline" or entry.evidence.get("granularity") == "island":
+        timing = {}  # nothing was gained, or not measured alone
+    before, after = timing.get("baseline_us"), timing.get("candidate_us")
+    return LockedEntry(
+        family=held.position.family,
+        contract=held.position.contract,
+        key=entry.region_key,
+        sku=entry.target.sku,
+        digest=held.digest,
+        region=entry.region_name,
+        runs=entry.choice.label,
+        precision=entry.contract.precision,
+        torch=entry.target.torch,
+        triton=entry.target.triton,
+        driver=entry.target.driver,
+        package=entry.package,
+        speedup=_rounded(timing.get("speedup")),
+        low=_rounded(timing.get("low")),
+        saved_us=_rounded(before - after) if isinstance(before, (int, float)) and isinstance(after, (int, float)) else None,
+    )
+
+
+def _locked_alias(held: Held) -> LockedAlias:
+    return LockedAlias(held.position.family, held.position.contract, held.position.name, held.made_for, held.digest)
+
+
+def _changes(was: LockedEntry, now: LockedEntry) -> str:
+    """What a reader would ask: which facts are others. Equal facts under another digest: another run of the judge."""
+    names = [one.name for one in fields(LockedEntry) if one.name != "digest" and getattr(was, one.name) != getattr(now, one.name)]
+    changes = ", ".join(f"{name} {getattr(was, name)} -> {getattr(now, name)}" for name in names)
+    return changes or "the same choice, judged again"
+
+
+def _rounded(value: Any) -> float | None:
+    """Four digits: the digest pins the exact numbers, a diff is for people."""
+    return float(f"{value:.4g}") if isinstance(value, (int, float)) else None
+
+
+def _checked(kind: type[LockedEntry | LockedAlias], record: Any) -> dict[str, Any]:
+    """`record` with exactly the fields of `kind`, texts and numbers where they belong."""
+    if not isinstance(record, dict):
+        raise TypeError(f"{record!r}, expected an object")
+    for one in fields(kind):
+        number = one.name in ("speedup", "low", "saved_us")
+        value = record[one.name]
+        if not (value is None or type(value) in (int, float) if number else isinstance(value, str)):
+            raise TypeError(f"{one.name} is {value!r}, expected {'a number' if number else 'text'}")
+    return record
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}, expected text")
+    return value

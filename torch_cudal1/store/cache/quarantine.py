@@ -1,0 +1,91 @@
+"""What production found wrong: records beside the cache that keep a candidate from running again, in this and every later process.
+
+    <root>/v1/quarantine/<key[:2]>/<key>.<first 16 digits of the candidate's digest>.json
+
+One record a candidate of a region, whatever the target or the contract: what was wrong once is not trusted elsewhere. The presence
+of the file is what counts, so a record that is damaged still holds its candidate back. It finds nothing out: `shadow` does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch_cudal1.ir.records import Miss
+from torch_cudal1.store.cache.store import NotStored, Stored, files_under, read_file, write_file
+
+__all__ = ["Quarantined", "hold_back", "lift", "reason_for", "records"]
+
+_FOLDER = Path("v1", "quarantine")
+_LIMIT_BYTES = 1 << 20
+_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A candidate that must not run: of which region, why, since when (ISO 8601, UTC), and seen on which machine."""
+
+    region_key: str
+    candidate: str  # the candidate's digest, or its start where only the file's name could be read
+    reason: str
+    at: str = ""
+    seen_on: str = ""
+
+    def holds(self, region_key: str, candidate: str) -> bool:
+        """Whether this record is about that candidate of that region."""
+        return self.region_key == region_key and candidate[:_DIGITS] == self.candidate[:_DIGITS]
+
+
+def hold_back(root: Path, record: Quarantined) -> Stored | NotStored:
+    """Write `record` for every later process. NotStored where the file system refuses: then it holds in this process only."""
+    return write_file(_path(root, record.region_key, record.candidate), json.dumps(asdict(record), sort_keys=True).encode())
+
+
+def reason_for(roots: Sequence[Path], region_key: str, candidate: str) -> str:
+    """Why that candidate must not run, by the first folder that says so; "" if none does."""
+    for root in roots:
+        found = _read(_path(root, region_key, candidate))
+        if found is not None:
+            return f"quarantined: {found.reason}"
+    return ""
+
+
+def records(roots: Sequence[Path]) -> tuple[Quarantined, ...]:
+    """Every record of the folders, in path order."""
+    found = (_read(path) for root in roots for path in files_under(root / _FOLDER, ".json"))
+    return tuple(record for record in found if record is not None)
+
+
+def lift(root: Path, match: Callable[[Quarantined], bool]) -> tuple[Path, ...]:
+    """Delete the records of one folder that `match`; the files deleted. Processes that run keep what they know."""
+    gone = []
+    for path in list(files_under(root / _FOLDER, ".json")):
+        found = _read(path)
+        if found is not None and match(found):
+            with contextlib.suppress(FileNotFoundError):  # another process lifted it
+                path.unlink()
+                gone.append(path)
+    return tuple(gone)
+
+
+def _path(root: Path, region_key: str, candidate: str) -> Path:
+    return root / _FOLDER / region_key[:2] / f"{region_key}.{candidate[:_DIGITS]}.json"
+
+
+def _read(path: Path) -> Quarantined | None:
+    data = read_file(path, _LIMIT_BYTES)
+    if isinstance(data, Miss) and data.reason == "absent":
+        return None
+    key, _, candidate = path.name.removesuffix(".json").partition(".")
+    if isinstance(data, Miss):
+        return Quarantined(key, candidate, f"the record {path} is {data.reason}")
+    try:
+        record = Quarantined(**json.loads(data))
+    except (ValueError, TypeError) as error:
+        return Quarantined(key, candidate, f"the record {path} is unreadable: {type(error).__name__}: {error}")
+    if not record.holds(key, candidate) or not all(isinstance(value, str) for value in asdict(record).values()):
+        return Quarantined(key, candidate, f"the record {path} is unreadable: it is about another candidate")
+    return record

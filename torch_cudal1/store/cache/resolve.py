@@ -1,0 +1,77 @@
+"""Asks sources for a region's entry, in order, and keeps every reason for a miss.
+
+A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub. A source says "no" with a
+`Miss`, so nothing is caught here. It judges nothing: a hit that is stale says why, and the pipeline re-validates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch_cudal1.ir.records import Contract, Entry, Miss, Region, Target
+
+__all__ = ["Hit", "Resolved", "Source", "SourceMiss", "resolve"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An entry for the region, where it lies, and why it must be re-validated before use (None: judged on a machine like this).
+
+    `vouched_by`: who answers for it (`source.trust`). "" for nobody: then `stale` says why, and it must not be run as it is.
+    `digest`: of the whole entry.
+    """
+
+    entry: Entry
+    where: str
+    stale: str | None = None
+    vouched_by: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class SourceMiss:
+    """Which source had nothing, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the sources said: the hit, if any, and the misses of the sources that were asked."""
+
+    hit: Hit | None
+    misses: tuple[SourceMiss, ...]
+
+    @property
+    def trouble(self) -> str:
+        """What kept sources from answering, for people; "" where they simply have no such entry."""
+        return "; ".join(f"{miss.source}: {miss.reason}" for miss in self.misses if miss.reason != "absent")
+
+
+class Source(Protocol):
+    """Something that may know an entry for a region."""
+
+    @property
+    def name(self) -> str:
+        """For reports: "local cache", "hub"."""
+
+    def find(self, region: Region, target: Target, contract: Contract) -> Hit | Miss:
+        """The entry for `region` on `target`'s family under `contract`, or why there is none. Raises nothing."""
+
+
+def resolve(region: Region, sources: Sequence[Source], target: Target, contract: Contract) -> Resolved:
+    """The first hit of `sources` that may be used as it is, else the first of the others. After such a hit no source is asked."""
+    misses: list[SourceMiss] = []
+    second: Hit | None = None
+    for source in sources:
+        found = source.find(region, target, contract)
+        if isinstance(found, Miss):
+            misses.append(SourceMiss(source.name, found.reason))
+        elif found.stale is None:
+            return Resolved(found, tuple(misses))
+        else:
+            second = second or found
+    return Resolved(second, tuple(misses))

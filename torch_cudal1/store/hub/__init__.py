@@ -1,0 +1,1 @@
+"""Entries in Hub repositories: pinned commits, read-through mirror, push and pull."""

@@ -1,0 +1,245 @@
+"""Questions to the Hub through the `huggingface_hub` client: which commit is this, give me that file, take this commit.
+
+Tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates are that library's. What it lacks is added here: every question ends
+by a deadline (a server may answer slowly for ever), a file ends at the size that was promised, and what fails is a value that
+names the file and the rule. What the files mean is not known here, and nothing is written to the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.settings import HUB_REPOSITORY
+from torch_cudal1.core.version import __version__
+from torch_cudal1.store.hub.hub_layout import Listed
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = ["Client", "Repo", "Unread"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ATTEMPTS = 3
+_PAUSE_S = 0.2
+_RATE_BYTES_S = 1 << 20  # a slower connection than this is not worth waiting for
+_CHUNK_BYTES = 1 << 16
+_PUSH_PATIENCE = 30  # a commit may wait this many times longer than a read
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Why a question has no answer.
+
+    "absent": it is not there; "refused": what came breaks a rule; "unreachable": there was no answer; "denied": no right to it;
+    "overtaken": another commit came first.
+    """
+
+    kind: Literal["absent", "refused", "unreachable", "denied", "overtaken"]
+    reason: str
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same question may be answered another time, of a commit that never changes."""
+        return self.kind in ("unreachable", "denied")
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repository of the Hub at a revision: a branch, a tag or a commit."""
+
+    name: str
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str) -> Repo:
+        """`REPO` or `REPO@revision`. Raises SettingError for anything else."""
+        if not HUB_REPOSITORY.fullmatch(text):
+            raise SettingError("REPO", text, "owner/name or owner/name@revision")
+        name, _, revision = text.partition("@")
+        return cls(name, revision or "main")
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit, which can not change."""
+        return bool(_COMMIT.fullmatch(self.revision))
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.revision[:12] if self.is_pinned else self.revision}"
+
+
+@dataclass(frozen=True)
+class Client:
+    """The Hub as far as this package uses it. `timeout_s`: the longest wait for an answer; large files get longer by their size."""
+
+    timeout_s: float
+    endpoint: str | None = None  # None: as the library is configured
+    token: str | bool | None = None  # None: the library's own
+
+    @property
+    def api(self) -> HfApi:
+        """The library's client."""
+        from huggingface_hub import HfApi
+
+        return HfApi(self.endpoint, self.token, library_name="torch-cudal1", library_version=__version__)
+
+    def commit_of(self, repo: Repo) -> str | Unread:
+        """The commit that a revision is now. A commit is its own answer, without a question."""
+        if repo.is_pinned:
+            return repo.revision
+
+        def ask(_: float) -> str | Unread:
+            sha = self.api.model_info(repo.name, revision=repo.revision, timeout=self.timeout_s, expand=["sha"]).sha
+            return sha if sha and _COMMIT.fullmatch(sha) else Unread("refused", f"{repo}: {sha!r} came, expected a commit")
+
+        return self._patiently(ask, str(repo), self.timeout_s)
+
+    def read(self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int) -> bytes | Unread:
+        """The bytes of a file at a commit, which are what `listed` says (None: not known beforehand)."""
+        wait_s = self.timeout_s + (listed.size_bytes if listed else 0) / _RATE_BYTES_S
+        return self._patiently(lambda until: self._read(repo, path, listed, limit_bytes, until), f"{repo}: {path}", wait_s)
+
+    def write(self, repo: Repo, files: dict[str, bytes], gone: Sequence[str], *, parent: str, message: str) -> str | Unread:
+        """One commit on top of `parent`, or Unread("overtaken", ...) where the branch has moved on meanwhile."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        def send(_: float) -> str | Unread:
+            added = [CommitOperationAdd(path, data) for path, data in files.items()]
+            removed = [CommitOperationDelete(path) for path in gone]
+            commit = partial(self.api.create_commit, commit_message=message, revision=repo.revision, parent_commit=parent)
+            try:
+                return str(commit(repo.name, [*added, *removed]).oid)
+            except ConnectionError as error:  # of Xet, the library's own storage protocol; HTTP's errors are others
+                hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
+                return Unread("unreachable", f"{repo}: {_first_line(error)}; {hint}")
+
+        wait_s = self.timeout_s * _PUSH_PATIENCE + sum(map(len, files.values())) / _RATE_BYTES_S
+        return self._patiently(send, str(repo), wait_s, attempts=1)
+
+    def create(self, repo: Repo) -> str | Unread:
+        """Make the repository, private, unless it is there; its address."""
+
+        def ask(_: float) -> str | Unread:
+            return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
+
+        return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
+
+    def _read(self, repo: Repo, path: str, listed: Listed | None, limit_bytes: int, until: float) -> bytes | Unread:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
+        where, most = f"{repo}: {path}", listed.size_bytes if listed else limit_bytes
+        headers = build_hf_headers(token=self.token, library_name="torch-cudal1", library_version=__version__)
+        url = hf_hub_url(repo.name, path, revision=repo.revision, endpoint=self.endpoint)
+        data = bytearray()
+        with get_session().stream(
+            "GET", url, headers={**headers, "Accept-Encoding": "identity"}, timeout=self.timeout_s, follow_redirects=True
+        ) as response:
+            hf_raise_for_status(response)
+            answered = {one.headers.get("X-Repo-Commit") or repo.revision for one in (*response.history, response)}
+            if answered != {repo.revision}:
+                return Unread("refused", f"{where}: the Hub answered for the commit {min(answered - {repo.revision})}")
+            packed = response.headers.get("Content-Encoding", "identity")
+            if packed != "identity":  # a packed answer may unpack to any size before a byte of it is counted
+                return Unread("refused", f"{where}: it came packed as {packed!r}, expected 'identity' as asked for")
+            for chunk in response.iter_bytes(_CHUNK_BYTES):
+                data += chunk
+                if len(data) > most:
+                    return Unread("refused", f"{where}: more than {most} bytes came, expected {most if listed else 'no more'}")
+                if time.monotonic() > until:
+                    return Unread("unreachable", f"{where}: {len(data)} bytes came in time, expected {most}")
+        return _compared(bytes(data), listed, where)
+
+    def _patiently(self, ask: Callable[[float], _T | Unread], what: str, wait_s: float, attempts: int = _ATTEMPTS) -> _T | Unread:
+        """The answer of `ask`; asked again while the Hub is at fault and there is time. Never longer than `wait_s`."""
+        until, answer = time.monotonic() + wait_s, Unread("unreachable", f"{what}: no answer in {wait_s:g} s")
+        for attempt in range(attempts):
+            found = _within(until - time.monotonic(), partial(_answered, ask, until, what), answer)
+            if not isinstance(found, _Again):
+                return found
+            answer = Unread(found.kind, found.reason)
+            pause_s = found.after_s or _PAUSE_S * 2**attempt
+            if attempt + 1 == attempts or time.monotonic() + pause_s > until:
+                break
+            time.sleep(pause_s)
+        return answer
+
+
+@dataclass(frozen=True)
+class _Again(Unread):
+    """An Unread that may be otherwise in a moment; `after_s`: what the Hub asks for."""
+
+    after_s: float = 0.0
+
+
+def _compared(data: bytes, listed: Listed | None, where: str) -> bytes | Unread:
+    if listed is None:
+        return data
+    if len(data) != listed.size_bytes:
+        return _Again("unreachable", f"{where}: {len(data)} bytes came, the index says {listed.size_bytes}")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != listed.sha256:
+        return _Again("refused", f"{where}: sha256 is {digest}, the index says {listed.sha256}")
+    return data
+
+
+def _answered(ask: Callable[[float], _T | Unread], until: float, what: str) -> _T | Unread:
+    """`ask`, with the library's errors as values."""
+    from huggingface_hub import errors
+
+    transport: Any = (
+        errors.HfHubHTTPError.__bases__
+    )  # the HTTP library's own error, whichever the installed client uses, and OSError
+    try:
+        return ask(until)
+    except errors.OfflineModeIsEnabled:
+        return Unread("unreachable", f"{what}: offline mode is on (HF_HUB_OFFLINE)")
+    except errors.RepositoryNotFoundError as error:
+        hint = "access is restricted" if isinstance(error, errors.GatedRepoError) else "no such repository, or no right to read it"
+        return Unread("denied", f"{what}: {hint}; check the name and the token (`hf auth login`)")
+    except errors.RevisionNotFoundError:
+        return Unread("refused", f"{what}: the Hub has no such revision")
+    except errors.EntryNotFoundError:
+        return Unread("absent", f"{what}: the Hub has no such file")
+    except errors.HfHubHTTPError as error:
+        return _of_status(error, what)
+    except transport as error:
+        return _Again("unreachable", f"{what}: {type(error).__name__}: {_first_line(error)}")
+    except (ValueError, RuntimeError) as error:  # what is no JSON, a name that the library refuses, a failed upload
+        return Unread("refused", f"{what}: {type(error).__name__}: {_first_line(error)}")
+
+
+def _of_status(error: Any, what: str) -> Unread:
+    status = error.response.status_code
+    reason = f"{what}: the Hub answered {status}: {_first_line(error)}"
+    if status in (409, 412):
+        return Unread("overtaken", f"{what}: another commit came first ({status})")
+    if status in (408, 429) or status >= 500:
+        asked = str(error.response.headers.get("Retry-After", ""))
+        return _Again("unreachable", reason, float(asked) if asked.isdigit() else 0.0)
+    return Unread("absent" if status == 404 else "denied", reason)
+
+
+def _within(seconds: float, work: Callable[[], _T | Unread], late: Unread) -> _T | Unread:
+    """The answer of `work`, or `late`: a server can hold a thread for ever, and that one is left behind without anybody waiting."""
+    box: list[_T | Unread] = []
+    thread = threading.Thread(target=lambda: box.append(work()), name="cudal1-hub", daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    return box[0] if box else late
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(_lines(str(error))), type(error).__name__)[:300]
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,236 @@
+"""How entries lie in a Hub repository: pure values and file names, no network and no disk.
+
+    index.json                                    the targets, each with the digest of its index
+    targets/<target>/index.json                   per contract: the shards, each with its digest
+    targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and aliases whose key starts with <prefix>, with digests
+    targets/<target>/v1/...                       an ordinary cache folder (`source.cache`), one for each exact target
+
+<target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do not overwrite one another. A
+shard that outgrows `SPLIT_ROWS` becomes sixteen with a longer prefix, so a look-up reads three small files however large the
+repository is, and nothing is ever listed. File names are derived from digests; an index holds no path that could lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.records import Miss, Target
+from torch_cudal1.store.cache.entry_file import digest_of
+
+__all__ = [
+    "INDEX_LIMIT_BYTES",
+    "PULL_LOCK",
+    "ROOT_INDEX",
+    "Kind",
+    "Listed",
+    "Root",
+    "Shard",
+    "TargetIndex",
+    "by_closeness",
+    "repository_file",
+    "shard_file",
+    "target_folder",
+    "target_id",
+    "target_index_file",
+]
+
+FORMAT = 1  # bump when an index of the old form can no longer be read
+ROOT_INDEX = "index.json"
+PULL_LOCK = "pull.lock"  # beside the commits on a disk; held while one has files and no pin yet
+INDEX_LIMIT_BYTES = 16 << 20
+FILE_LIMIT_BYTES = 1 << 30
+SPLIT_ROWS = 512  # about 100 kB of JSON
+_LONGEST_PREFIX = 4
+_DIGEST, _TARGET, _CONTRACT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{12}")
+_KEY, _PREFIX = re.compile(r"[0-9a-f]{16,128}"), re.compile(r"[0-9a-f]{0,4}")
+_WEIGHTS = {"sku": 8, "torch": 4, "triton": 2, "driver": 1}  # what differs least from this machine is asked first
+_FAMILY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_SUFFIX = {"entry": ".safetensors", "alias": ".json"}
+Kind: TypeAlias = Literal["entry", "alias"]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What an index says about a file: its sha256, its size, and for entries when they were made (ISO 8601, UTC)."""
+
+    sha256: str
+    size_bytes: int
+    created: str = ""
+
+    @classmethod
+    def from_json(cls, data: Any) -> Listed:
+        """Raises ValueError, TypeError or LookupError for anything that is not one."""
+        size = data["size"]
+        if type(size) is not int or not 0 < size <= FILE_LIMIT_BYTES:
+            raise ValueError(f"size {size!r}, expected 1 to {FILE_LIMIT_BYTES} bytes")
+        if not isinstance(data["created"], str) or len(data["created"]) > 40:
+            raise ValueError(f"created {data['created']!r}, expected a time")
+        return cls(_matching(_DIGEST, data["sha256"], "a sha256"), size, data["created"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `from_json`."""
+        return {"sha256": self.sha256, "size": self.size_bytes, "created": self.created}
+
+
+@dataclass(frozen=True)
+class Root:
+    """The targets of a repository by their id."""
+
+    targets: Mapping[str, tuple[Target, Listed]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data: bytes) -> Root | Miss:
+        """The root index in `data`, or which rule it breaks."""
+
+        def parse(body: Any) -> Root:
+            found = {}
+            for name, row in body["targets"].items():
+                target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
+                if name != target_id(target):
+                    raise ValueError(f"target {name!r} is named after another target than {target.sku!r} with torch {target.torch}")
+                _matching(_FAMILY, target.family, "a plain name such as 'cuda-sm_90'")
+                found[name] = (target, Listed.from_json(row["index"]))
+            return cls(found)
+
+        return _read(data, parse)
+
+    def write(self) -> bytes:
+        """Its file; equal content gives equal bytes."""
+        rows = {name: {"target": asdict(target), "index": listed.to_json()} for name, (target, listed) in self.targets.items()}
+        return _write({"targets": rows})
+
+
+@dataclass(frozen=True)
+class TargetIndex:
+    """The shards of one target: contract digest -> prefix -> file."""
+
+    shards: Mapping[str, Mapping[str, Listed]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data: bytes) -> TargetIndex | Miss:
+        """The index of a target in `data`, or which rule it breaks."""
+
+        def parse(body: Any) -> TargetIndex:
+            return cls(
+                {
+                    _matching(_CONTRACT, contract, "a contract's digest"): {
+                        _matching(_PREFIX, prefix, "a prefix of keys"): Listed.from_json(row) for prefix, row in shards.items()
+                    }
+                    for contract, shards in body["contracts"].items()
+                }
+            )
+
+        return _read(data, parse)
+
+    def write(self) -> bytes:
+        """Its file."""
+        rows = {c: {prefix: listed.to_json() for prefix, listed in shards.items()} for c, shards in self.shards.items()}
+        return _write({"contracts": rows})
+
+    def covering(self, contract: str, key: str) -> str | None:
+        """The prefix of the shard that holds `key` if any does, the longest one; None when no shard can hold it."""
+        shards = self.shards.get(contract, {})
+        return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Entries by region key and aliases by name, with their files."""
+
+    entries: Mapping[str, Listed] = field(default_factory=dict)
+    aliases: Mapping[str, Listed] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data: bytes) -> Shard | Miss:
+        """The shard in `data`, or which rule it breaks."""
+
+        def rows(part: Any) -> dict[str, Listed]:
+            return {_matching(_KEY, key, "the hex digits of a key"): Listed.from_json(row) for key, row in part.items()}
+
+        return _read(data, lambda body: cls(rows(body["entries"]), rows(body["aliases"])))
+
+    def write(self) -> bytes:
+        """Its file."""
+        parts = {"entries": self.entries, "aliases": self.aliases}
+        return _write({part: {key: row.to_json() for key, row in rows.items()} for part, rows in parts.items()})
+
+    def split(self, prefix: str) -> dict[str, Shard]:
+        """Itself under `prefix`, or in sixteen parts (and those again) once it is over `SPLIT_ROWS`; empty parts are left out."""
+        if len(self.entries) + len(self.aliases) <= SPLIT_ROWS or len(prefix) == _LONGEST_PREFIX:
+            return {prefix: self}
+        found: dict[str, Shard] = {}
+        for longer in (prefix + digit for digit in "0123456789abcdef"):
+            entries = {key: row for key, row in self.entries.items() if key.startswith(longer)}
+            aliases = {key: row for key, row in self.aliases.items() if key.startswith(longer)}
+            found |= Shard(entries, aliases).split(longer) if entries or aliases else {}
+        return found
+
+
+def target_id(target: Target) -> str:
+    """The name of a target's folder: 16 hex digits over all its fields."""
+    return digest_of(asdict(target))[:16]
+
+
+def target_folder(name: str) -> str:
+    """The folder of a target in the repository."""
+    return f"targets/{_matching(_TARGET, name, 'the id of a target')}"
+
+
+def target_index_file(name: str) -> str:
+    """Where the index of a target lies in the repository."""
+    return f"{target_folder(name)}/index.json"
+
+
+def shard_file(name: str, contract: str, prefix: str) -> str:
+    """Where a shard lies in the repository."""
+    return f"{target_folder(name)}/index/{contract}/{prefix or 'all'}.json"
+
+
+def repository_file(kind: Kind, key: str, target: Target, contract: str) -> str:
+    """Where an entry or alias lies in the repository, by its contract's digest. Raises ValueError for what is no digest."""
+    _matching(_KEY, key, "the hex digits of a key")
+    _matching(_CONTRACT, contract, "a contract's digest")
+    family = target.family if kind == "entry" else f"alias/{target.family}"
+    return f"{target_folder(target_id(target))}/v1/{family}/{contract}/{key[:2]}/{key}{_SUFFIX[kind]}"
+
+
+def by_closeness(root: Root, here: Target) -> list[tuple[str, Target]]:
+    """The targets of this machine's family, the one with the fewest and least weighty differences first."""
+
+    def distance(target: Target) -> int:
+        return sum(weight for name, weight in _WEIGHTS.items() if getattr(target, name) != getattr(here, name))
+
+    same = [(name, target) for name, (target, _) in root.targets.items() if target.family == here.family]
+    return sorted(same, key=lambda item: (distance(item[1]), item[0]))
+
+
+def _read(data: bytes, parse: Callable[[Any], _T]) -> _T | Miss:
+    try:
+        body = json.loads(data)
+        if body["format"] != FORMAT:
+            return Miss(f"index format {body['format']!r}, this version reads {FORMAT}")
+        return parse(body)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return Miss(f"not an index of this package: {type(error).__name__}: {error}")
+
+
+def _write(body: Mapping[str, Any]) -> bytes:
+    return canonical_json({"format": FORMAT, **body}).encode()
+
+
+def _matching(pattern: re.Pattern[str], text: Any, what: str) -> str:
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise ValueError(f"{text!r}, expected {what}")
+    return text
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}, expected text")
+    return value

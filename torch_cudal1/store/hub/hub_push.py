@@ -1,0 +1,217 @@
+"""`cudal1 push`: the entries of the writable cache into a Hub repository, in one commit with the index that names them.
+
+The commit names its parent: where another push came first the Hub refuses it, and everything is put together again on top of that
+one, so no index ever loses a row of somebody else. Only files that decode, and lie where they belong, are offered; one that changes
+while it is read is left out. An entry of the repository that was made later than ours is kept. It deletes no entry, ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+
+from torch_cudal1.ir.records import Entry, Miss, Target
+from torch_cudal1.store.cache.cache import Broken
+from torch_cudal1.store.cache.inventory import Held, Inventory
+from torch_cudal1.store.cache.store import read_file
+from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
+from torch_cudal1.store.hub.hub_layout import (
+    ROOT_INDEX,
+    Kind,
+    Listed,
+    Root,
+    Shard,
+    TargetIndex,
+    repository_file,
+    shard_file,
+    target_id,
+    target_index_file,
+)
+from torch_cudal1.store.hub.hub_mirror import Gate, Mirror
+
+__all__ = ["Offer", "Pushed", "offers_of", "push"]
+
+_ATTEMPTS = 10
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file to be pushed, and under which target and contract."""
+
+    kind: Kind
+    key: str
+    target: Target
+    contract: str
+    file: Held
+
+    @property
+    def listed(self) -> Listed:
+        """Its row in the index."""
+        content = self.file.content
+        return Listed(self.file.sha256, self.file.size_bytes, content.created if isinstance(content, Entry) else "")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did. `commit` is the branch's commit now; `kept` entries of the repository are newer than ours."""
+
+    commit: str
+    entries: int = 0
+    aliases: int = 0
+    unchanged: int = 0
+    kept: int = 0
+    left_out: tuple[Broken, ...] = ()
+
+
+@dataclass
+class _Change:
+    """One commit in the making."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    done: Pushed = Pushed("")
+    targets: dict[str, tuple[Target, Listed]] = field(default_factory=dict)
+
+    def count(self, **more: int) -> None:
+        self.done = replace(self.done, **{name: getattr(self.done, name) + number for name, number in more.items()})
+
+
+def offers_of(inventory: Inventory, families: Collection[str] | None = None) -> tuple[Offer, ...]:
+    """Every entry by its exact target, and the aliases all of whose entries are of one target."""
+    offers: list[Offer] = []
+    by_target: dict[Target, list[Held]] = {}
+    for held in inventory.only(families=families).entries:
+        if isinstance(held.content, Entry):
+            by_target.setdefault(held.content.target, []).append(held)
+    for target, entries in by_target.items():
+        offers += [Offer("entry", held.position.name, target, held.position.contract, held) for held in entries]
+        keys = {held.position.name for held in entries}
+        spoken = Inventory(tuple(entries), inventory.aliases, ()).only(keys, [target.family]).aliases
+        offers += [Offer("alias", held.position.name, target, held.position.contract, held) for held in spoken]
+    return tuple(offers)
+
+
+def push(client: Client, repo: Repo, offers: Sequence[Offer], *, message: str) -> Pushed | Unread:
+    """Bring `offers` to the branch of `repo`; again on top of what is committed meanwhile, and once after a lost answer."""
+    answer = Unread("overtaken", f"{repo}: no attempt was made")
+    in_doubt: Pushed | None = None  # a commit whose answer was lost: the Hub may have made it all the same
+    for attempt in range(_ATTEMPTS):
+        head = client.commit_of(repo)
+        if isinstance(head, Unread):
+            return head
+        with tempfile.TemporaryDirectory(prefix="cudal1-push-") as folder:
+            change = _merged(Mirror(Repo(repo.name, head), client, Path(folder) / head, Gate()), offers)
+        if isinstance(change, Unread):
+            return change
+        if not change.files:
+            return replace(in_doubt or change.done, commit=head)
+        commit = client.write(repo, change.files, change.gone, parent=head, message=message)
+        if not isinstance(commit, Unread):
+            return replace(change.done, commit=commit)
+        answer = commit
+        if commit.kind == "unreachable" and in_doubt is None:
+            in_doubt = change.done
+        elif commit.kind == "unreachable":
+            return Unread(commit.kind, f"{commit.reason}; it may have arrived: push again, what is there is not sent twice")
+        elif commit.kind != "overtaken":
+            break
+        time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)))
+    return answer
+
+
+def _merged(mirror: Mirror, offers: Sequence[Offer]) -> _Change | Unread:
+    """The files of a commit on top of `mirror`'s: ours, and every index that changes with them."""
+    root = mirror.index()
+    if isinstance(root, Unread):
+        return root
+    change = _Change(targets=dict(root.targets))
+    named = sorted(((target_id(offer.target), offer) for offer in offers), key=lambda pair: pair[0])
+    for name, group in groupby(named, key=lambda pair: pair[0]):
+        failed = _merge_target(mirror, name, [offer for _, offer in group], change)
+        if failed is not None:
+            return failed
+    if change.files:
+        change.files[ROOT_INDEX] = Root(change.targets).write()
+    return change
+
+
+def _merge_target(mirror: Mirror, name: str, offers: Sequence[Offer], change: _Change) -> Unread | None:
+    listed = change.targets.get(name)
+    index = TargetIndex() if listed is None else mirror.shards(name, listed[1])
+    if isinstance(index, Unread):
+        return index
+    shards = {contract: dict(rows) for contract, rows in index.shards.items()}
+    places = sorted(
+        ((offer.contract, index.covering(offer.contract, offer.key) or "", offer) for offer in offers), key=lambda p: p[:2]
+    )
+    for (contract, prefix), group in groupby(places, key=lambda place: place[:2]):
+        listed_shard = shards.get(contract, {}).get(prefix)
+        shard = Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
+        if isinstance(shard, Unread):
+            return shard
+        merged = _merge_shard(shard, [offer for _, _, offer in group], change)
+        if merged == shard:
+            continue
+        parts = merged.split(prefix)
+        if listed_shard is not None and prefix not in parts:
+            change.gone.append(shard_file(name, contract, prefix))
+        shards[contract] = {p: row for p, row in shards.get(contract, {}).items() if p != prefix} | {
+            p: _add(change, shard_file(name, contract, p), part.write()) for p, part in parts.items()
+        }
+    if shards != index.shards:
+        data = TargetIndex(shards).write()
+        change.targets[name] = (offers[0].target, _add(change, target_index_file(name), data))
+    return None
+
+
+def _merge_shard(shard: Shard, offers: Sequence[Offer], change: _Change) -> Shard:
+    rows: Mapping[Kind, dict[str, Listed]] = {"entry": dict(shard.entries), "alias": dict(shard.aliases)}
+    for offer in offers:
+        theirs, ours = rows[offer.kind].get(offer.key), offer.listed
+        if theirs is not None and theirs.sha256 == ours.sha256:
+            change.count(unchanged=1)
+        elif theirs is not None and _is_later(theirs, ours):
+            change.count(kept=1)
+        elif isinstance(data := _read_again(offer), Broken):
+            change.done = replace(change.done, left_out=(*change.done.left_out, data))
+        else:
+            rows[offer.kind][offer.key] = _add(
+                change, repository_file(offer.kind, offer.key, offer.target, offer.contract), data, ours
+            )
+            change.count(**{"entries" if offer.kind == "entry" else "aliases": 1})
+    return Shard(rows["entry"], rows["alias"])
+
+
+def _add(change: _Change, path: str, data: bytes, listed: Listed | None = None) -> Listed:
+    change.files[path] = data
+    return listed or Listed(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def _read_again(offer: Offer) -> bytes | Broken:
+    """The bytes that were checked, or why they are not pushed: gone or changed since, or no reader would take the row of them."""
+    try:
+        Listed.from_json(offer.listed.to_json())
+    except ValueError as error:
+        return Broken(offer.file.path, f"an index cannot list it: {error}")
+    data = read_file(offer.file.path, offer.file.size_bytes)
+    if isinstance(data, Miss):
+        return Broken(offer.file.path, data.reason)
+    same = hashlib.sha256(data).hexdigest() == offer.file.sha256
+    return data if same else Broken(offer.file.path, "it changed while it was pushed; push again")
+
+
+def _is_later(theirs: Listed, ours: Listed) -> bool:
+    """Whether their entry was made after ours. A time that is still to come is a clock gone wrong, and counts for nothing."""
+    try:
+        then, own = datetime.fromisoformat(theirs.created), datetime.fromisoformat(ours.created)
+        return own < then <= datetime.now(UTC)
+    except (ValueError, TypeError):  # no time at all, or one without a zone
+        return False

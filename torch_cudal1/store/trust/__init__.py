@@ -1,0 +1,1 @@
+"""Who vouches for a record: ed25519 signatures, publishers, revocations."""

@@ -1,0 +1,188 @@
+"""An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes, and the comparison that counts.
+
+Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 is what needs no model at all. Whatever a plan does not
+say has a default here; what it says wrongly is refused by name. The plan's digest is in every result, so results of different plans
+never meet in one table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ingest.llm.model import TinySpec
+from torch_cudal1.ingest.llm.reward import RewardKind
+from torch_cudal1.ingest.llm.selectors import SelectorName
+from torch_cudal1.training.rl_native import GrpoConfig
+from torch_cudal1.training.stages import CollectConfig, SelfsupConfig
+from torch_cudal1.training.supervised import FitConfig
+
+__all__ = ["ARMS", "COMPARISONS", "PRIMARY", "Arm", "HeldOut", "Plan", "built", "read_plan"]
+
+_T = TypeVar("_T")
+Start: TypeAlias = Literal["uniform", "climb", "sft", "selfsup"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to spend the budget. `start`: whose weights; `learns`: whether stage 3 trains them."""
+
+    name: str
+    title: str
+    start: Start = "selfsup"
+    learns: bool = True
+    selector: SelectorName = "bucket"
+    reward: RewardKind = "speedup"
+    smoothed: bool = True
+    objective: Literal["mean", "max@k"] = "mean"
+    without_analysis: bool = False
+
+    def grpo(self, config: GrpoConfig) -> GrpoConfig:
+        """The plan's settings with what is this arm's own."""
+        smoothing = config.smoothing if self.smoothed else replace(config.smoothing, clip=None)
+        return replace(config, objective=self.objective, smoothing=smoothing)
+
+
+ARMS: Mapping[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm(name="A0", title="uniform over programs", start="uniform", learns=False, selector="none"),
+        Arm(name="A1", title="SFT", start="sft", learns=False, selector="none"),
+        Arm(name="A2", title="SFT + self-supervised", learns=False, selector="none"),
+        Arm(name="A3", title="evolve: frozen A2 + bucket exemplars", learns=False),
+        Arm(name="A4", title="GRPO, no exemplars", selector="none"),
+        Arm(name="A5", title="GRPO + random exemplars", selector="random"),
+        Arm(name="A6", title="GRPO + bucket exemplars (the paper's method)"),
+        Arm(name="A7", title="GRPO + island exemplars", selector="island"),
+        Arm(name="A8", title="A6 without analysis", without_analysis=True),
+        Arm(name="A9", title="A6 without smoothing", smoothed=False),
+        Arm(name="A10", title="A6 with milestone reward", reward="milestone"),
+        Arm(name="A11", title="A6 with max@k objective", objective="max@k"),
+        Arm(name="A12", title="hill climbing by rule", start="climb", learns=False, selector="top"),
+    )
+}
+PRIMARY = ("A6", "A4")
+COMPARISONS = (
+    PRIMARY,
+    ("A6", "A5"),
+    ("A5", "A4"),
+    ("A6", "A7"),
+    ("A6", "A3"),
+    ("A6", "A8"),
+    ("A6", "A9"),
+    ("A6", "A10"),
+    ("A6", "A11"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """How a policy is tested on tasks it was never trained on, without gradients.
+
+    `measurements`: different programs a task; `cap`: samples a task, for policies that repeat themselves. `round`: samples between
+    two looks at the database. `seeds`: programs a task that every arm finds there (they show, but do not count as found).
+    """
+
+    measurements: int = 64
+    cap: int = 256
+    round: int = 8
+    seeds: int = 2
+    temperature: float = 1.0
+    reported: tuple[int, ...] = (1, 4, 16, 64)
+
+    def __post_init__(self) -> None:
+        if min(self.measurements, self.round, self.seeds) < 1 or self.cap < self.measurements or not self.reported:
+            raise SettingError("held_out", str(self), "counts of at least 1, and a cap of at least as many samples as measurements")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that decides an experiment's outcome but the code and the landscape. `budget`: different programs in stage 3.
+
+    `train_tasks`, `held_out_tasks`: only so many, spread evenly over the split's; None: all.
+    """
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    endpoint: str
+    arms: tuple[str, ...] = tuple(ARMS)
+    seeds: tuple[int, ...] = tuple(range(8))
+    landscape: str = ""
+    train_tasks: int | None = None
+    held_out_tasks: int | None = None
+    budget: int = 6400
+    max_new_tokens: int = 40
+    model: TinySpec = field(default_factory=TinySpec)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    sft: FitConfig = field(default_factory=FitConfig)
+    selfsup: SelfsupConfig = field(default_factory=SelfsupConfig)
+    rl: GrpoConfig = field(default_factory=GrpoConfig)
+    held_out: HeldOut = field(default_factory=HeldOut)
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.arms if name not in ARMS]:
+            raise SettingError("arms", unknown, f"some of {', '.join(ARMS)}")
+        if not self.arms or not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.budget < 1:
+            raise SettingError("arms, seeds, budget", (self.arms, self.seeds, self.budget), "some arms, different seeds, a budget")
+
+    @property
+    def digest(self) -> str:
+        """Of everything in it but which arms and seeds are run: more of those continue an experiment."""
+        told = dataclasses.asdict(self)
+        told.pop("arms"), told.pop("seeds")
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a JSON file. Raises SettingError for a file that is none, an unknown name, or a value of another type."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError("plan", str(path), f"a JSON file that can be read ({error})") from error
+    return built(Plan, told, "plan")
+
+
+def built(kind: type[_T], told: Any, where: str) -> _T:
+    """A dataclass from a JSON object, nested ones too. Raises SettingError naming what is unknown, missing or of another type."""
+    hints = get_type_hints(kind)
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(told, dict) or not set(told) <= known:
+        wrong = sorted(set(told) - known) if isinstance(told, dict) else told
+        raise SettingError(where, wrong, f"some of {', '.join(sorted(known))}")
+    try:
+        return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in told.items()})
+    except TypeError as error:
+        raise SettingError(where, sorted(told), f"all that has no default ({error})") from error
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return built(hint, value, where)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_value(get_args(hint)[0], each, where) for each in value)
+    options = get_args(hint)
+    if isinstance(value, dict):  # X | None with X a dataclass
+        for option in options:
+            if is_dataclass(option) and isinstance(option, type):
+                return built(option, value, where)
+    if get_origin(hint) is Literal:
+        fits = value in options
+    elif options:  # X | None
+        fits = value is None or any(_is(value, option) for option in options)
+    else:
+        fits = _is(value, hint)
+    if not fits:
+        raise SettingError(where, value, f"{' or '.join(map(str, options)) if options else hint.__name__}")
+    return value
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind is not type(None) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
