@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks import report
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Target
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 from torch_cudal1.store.cache.resolve import Hit
 
 __all__ = ["Row", "main"]
@@ -38,7 +38,7 @@ import sys, time, torch
 from pathlib import Path
 before = time.perf_counter_ns()
 from torch_cudal1.ir.records import Contract, Target
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.local_cache import LocalCache
 target = Target("cpu", "x86_64", "benchmark", "", "2", "3")
 begin = time.perf_counter_ns()
 hit = LocalCache(Path(sys.argv[1]), (Path(sys.argv[2]),)).get(sys.argv[3], target, Contract())

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from benchmarks import report
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.timing import device_time_us
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
-from torch_cudal1.kernels.expr.index import row_major
+from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["CASES", "Case", "main"]

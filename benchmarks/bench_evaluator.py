@@ -27,10 +27,10 @@ import torch
 from benchmarks import report
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import contract_for
-from torch_cudal1.judge.pool.lanes import fitting
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.device.target import contract_for
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
+from torch_cudal1.judge.pool.slots import fitting
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.judge.sandbox.limits import Trust
 

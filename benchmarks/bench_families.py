@@ -29,13 +29,13 @@ from benchmarks.timing import Run, sample
 from torch_cudal1.core.errors import Cudal1Error, NotLowerableError
 from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
 from torch_cudal1.graph.fusion.partition import Partition, partition, splice
-from torch_cudal1.ir.execute import Runner
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.benchmark.timing import device_time_us
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.expr.trace import trace
+from torch_cudal1.kernels.expr.from_program import trace
 from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["Options", "Subject", "line", "main", "measured", "subject_of"]

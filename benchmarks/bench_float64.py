@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import report
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 
 __all__ = ["CASES", "Case", "main", "measured"]
 

@@ -32,7 +32,7 @@ from benchmarks import report
 from benchmarks.gemm_cases import CASES, Case
 from benchmarks.timing import sample
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.benchmark.timing import device_time_us
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
 from torch_cudal1.runtime.executor import prepare

@@ -23,7 +23,7 @@ from torch_cudal1.core import native
 from torch_cudal1.graph.dynamo import capture_call
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.runtime.guard import ModuleGuard, Refusal
-from torch_cudal1.runtime.watch import watch
+from torch_cudal1.runtime.guard_builder import watch
 
 Check: TypeAlias = Callable[[], Any]
 _TEXT = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 from benchmarks.report import document, environment, save
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ir.records import Candidate, Contract
 from torch_cudal1.judge import Job, Judgement, judge, kept_warm, rank_baselines
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
 
 __all__ = ["GOAL_S", "LAYERS", "SOURCES", "Layer", "Row", "Source", "main", "of_programs", "of_sources"]
 
@@ -116,7 +116,7 @@ def _programs_judged(layer: Layer, device: torch.device, profile: TimingProfile,
 
 def _steps_of(found: Judgement, seconds: float) -> dict[str, float]:
     """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and such."""
-    validated = [event for event in observe.report().events if (event.stage, event.what) == ("judge", "validated")]
+    validated = [event for event in telemetry.report().events if (event.stage, event.what) == ("judge", "validated")]
     steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
     if found.timing is not None:
         steps["timing"] = float(found.timing.details["seconds"])

@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks import report
 from benchmarks.models import MODELS, Inputs, build
 from benchmarks.runner import Call, Case, Contender, Live, Phase, Row, failed_row, measure, references, start
-from torch_cudal1.core.observe import Event
+from torch_cudal1.core.telemetry import Event
 
 __all__ = ["among", "contenders", "kill_group", "main", "run_model"]
 
@@ -126,12 +126,12 @@ def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Liv
         return start(case, contender, refs)
     import cudal1
     from benchmarks.decisions import decisions, explained
-    from torch_cudal1.core import observe
+    from torch_cudal1.core import telemetry
 
-    observe.reset()
+    telemetry.reset()
     result = start(case, contender, refs)
     if isinstance(result, Live):
-        seen = observe.report()
+        seen = telemetry.report()
         result.counters = dict(seen.counters)
         result.fallbacks = not_served(seen.events)
         result.decisions = [*decisions(seen), *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else [])]

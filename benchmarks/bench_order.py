@@ -31,16 +31,16 @@ import torch
 
 from benchmarks import report
 from benchmarks.gemm_cases import Case
-from torch_cudal1.kernels.ops.products import Product
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.templates.gemm_schedules import METHODS, in_order
-from torch_cudal1.kernels.templates.gemm_schedules import read as schedule_of
-from torch_cudal1.kernels.traits import Island, island_of
-from torch_cudal1.search.cost_model.model import CostModel, Unknown, disorder, learn
+from torch_cudal1.kernels.features import Island, island_of
+from torch_cudal1.kernels.ops.matmul import Product
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.kernels.templates.gemm_tiles import METHODS, in_order
+from torch_cudal1.kernels.templates.gemm_tiles import read as schedule_of
+from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, disorder, learn
 from torch_cudal1.search.cost_model.timings import Timing, timing_of
 from torch_cudal1.search.evolution.buckets import contrasting
+from torch_cudal1.search.evolution.expected_order import chosen
 from torch_cudal1.search.evolution.generation import Draw, Legal, next_generation
-from torch_cudal1.search.evolution.order import chosen
 from torch_cudal1.training.landscape.packed import read
 
 __all__ = ["Table", "curves", "main", "products", "programs"]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.report import document, environment, save
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.judge.benchmark.measure import sample_pairs
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.runtime.executor import prepare
 

@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_cudal1
 from benchmarks import report
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 
 __all__ = ["Scene", "main", "verdict"]
 
@@ -191,7 +191,7 @@ SCENES: tuple[Callable[[Here], tuple[torch.Tensor, torch.Tensor]], ...] = (data_
 
 
 def _seen(scene: Callable[[Here], tuple[torch.Tensor, torch.Tensor]], here: Here) -> dict[str, Any]:
-    observe.reset()
+    telemetry.reset()
     torch._dynamo.reset()
     dist.barrier()
     began = time.monotonic()

@@ -23,7 +23,7 @@ from benchmarks.report import document, environment, save
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
 
 __all__ = ["Row", "main", "of_source"]
 

@@ -1,9 +1,9 @@
 """A results file of an experiment with the training pipeline: `cudal1 train experiment --json > told.json`, then
 `python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
 
-It measures nothing: comparisons, arms and stages as `training.comparison` finds them in what the command told, of a red-team run
-the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that live results
-were measured in, of a replay the one that this runs in.
+It measures nothing: comparisons, arms and stages as `training.experiments.comparison` finds them in what the command told, of a
+red-team run the shares of cheats; with `--figure FILE` the best so far on held-out tasks as SVG. The environment is the one that
+live results were measured in, of a replay the one that this runs in.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torch_cudal1.training.experiments.comparison import (
     stage_tables,
     summaries,
 )
-from torch_cudal1.training.experiments.demo import DEMO
+from torch_cudal1.training.experiments.demo_plan import DEMO
 from torch_cudal1.training.experiments.exam import best_curves
+from torch_cudal1.training.experiments.paired_tests import Difference
 from torch_cudal1.training.experiments.plan import ARMS, Plan, read_plan
-from torch_cudal1.training.experiments.statistics import Difference
 
 __all__ = ["found", "main", "rows_of"]
 

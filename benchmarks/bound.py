@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cudal1.api.accelerate import Dispatcher
 from torch_cudal1.api.binding import Bound, weights_of
-from torch_cudal1.api.module import Dispatcher
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
-from torch_cudal1.ir.execute import Runner, interpret
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import Runner, interpret
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime import guard
+from torch_cudal1.runtime.dispatch import Direct
 from torch_cudal1.runtime.executor import launch_through_driver
-from torch_cudal1.runtime.fast import Direct
 from torch_cudal1.runtime.schedule import build
 
 __all__ = ["bind_to", "chain", "relu_kernel", "whole"]

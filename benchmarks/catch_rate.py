@@ -1,9 +1,10 @@
 """What the judge catches, and what KernelBench's rule does: `python -m benchmarks.catch_rate --out FILE.json`.
 
-Every case of `tests/adversarial` and its honest twin is put to both. The judge: `judge.court_pair` at the weakest profile that must
-catch the case, timed only where the case says that time shows it. KernelBench's rule as it is published: reference and candidate in
-one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's, float32) and at 1e-2 (the one
-before); written anew here, and run in a confined child. It does not take Programs, so those cases have no answer from it.
+Every case of `tests/adversarial` and its honest twin is put to both. The judge: `judge.evaluate.source_evaluator` at the weakest
+profile that must catch the case, timed only where the case says that time shows it. KernelBench's rule as it is published:
+reference and candidate in one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's,
+float32) and at 1e-2 (the one before); written anew here, and run in a confined child. It does not take Programs, so those cases
+have no answer from it.
 
 A file that is there already is continued. `--table` writes docs/judge.md from the committed results; `--check` only compares.
 """
@@ -33,8 +34,8 @@ from torch_cudal1.ir.records import Contract, Verdict
 from torch_cudal1.judge import Job, check
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 from torch_cudal1.judge.checks.static.contract import contract
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.wire.channel import load_tensors
 
 __all__ = ["SIDES", "TOLERANCES", "kernelbench", "main", "table"]

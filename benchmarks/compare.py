@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_cudal1.judge.reference.compare import sampling_spread
-from torch_cudal1.judge.reference.spread import spread_of
+from torch_cudal1.judge.reference.error_statistics import spread_of
 
 __all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_cudal1.core import observe
-from torch_cudal1.core.explanation import Explanation, plain
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.report import Explanation, plain
 
 __all__ = ["decisions", "explained"]
 
@@ -27,7 +27,7 @@ _LEFT_OUT = ("techniques", "origin", "numbers", "schedule", "error_ratio")  # of
 _LONGEST = 500
 
 
-def decisions(report: observe.Report) -> list[dict[str, Any]]:
+def decisions(report: telemetry.Report) -> list[dict[str, Any]]:
     """The events of races, judgements and swaps in order, `at_s` seconds after the first."""
     begin = report.events[0].at if report.events else 0.0
     return [

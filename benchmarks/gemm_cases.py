@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.kernels.expr.index import row_major
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.kernels.expr.affine import row_major
 
 __all__ = ["CASES", "Case"]
 

@@ -24,7 +24,7 @@ import torch
 from benchmarks import report
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.judge.benchmark.measure import Local, Measurement, Pairs, measure
+from torch_cudal1.judge.benchmark.protocol import Local, Measurement, Pairs, measure
 from torch_cudal1.judge.benchmark.timing import L2, Batch, Warm, temperatures
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingPlan
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.files import NotStored, write_file
 from torch_cudal1.store.cache.inventory import Held, take_inventory
-from torch_cudal1.store.cache.store import NotStored, write_file
+from torch_cudal1.store.cache.local_cache import LocalCache
 
 __all__ = ["LIMIT_BYTES", "main", "ship"]
 

@@ -36,7 +36,7 @@ static_assert(sizeof(MemoryCopy) == 200, "the layout that the driver writes");
 
 constexpr size_t widths[] = {16, 4, 1};  // bytes that one thread of a mover moves
 
-struct CaptureApi {  // addresses in libcuda, and the kernels of torch_cudal1/device/cuda/movers.py by width; those may be null
+struct CaptureApi {  // addresses in libcuda, and the kernels of torch_cudal1/device/cuda/copy_kernels.py by width; those may be null
   int (*clone)(void**, void*) = nullptr;
   int (*nodes)(void*, void**, size_t*) = nullptr;
   int (*edges)(void*, void**, void**, size_t*) = nullptr;

@@ -1,6 +1,6 @@
 // The module guard and the call signature in C++: the same answers as the plain Python in torch_cudal1/runtime/guard.py, in microseconds.
 //
-// Guard(kins, homes, tables, items, raws, empties, lookups, codes, cells, tensors) takes the records of torch_cudal1.runtime.watched as
+// Guard(kins, homes, tables, items, raws, empties, lookups, codes, cells, tensors) takes the records of torch_cudal1.runtime.guard_records as
 // tuples and compares them with the present: identity everywhere, facts for tensors. Nothing here runs Python code of the user's:
 // no attribute access, no comparison by value. signature.h describes the arguments of a call.
 //
@@ -34,7 +34,7 @@ Address address_of(const at::Tensor& t) {
   return address == 0 ? Address::none : address % 16 ? Address::unaligned : Address::aligned;
 }
 
-struct Facts {  // torch_cudal1.runtime.watched.tensor_facts
+struct Facts {  // torch_cudal1.runtime.guard_records.tensor_facts
   PyObject* tensor;  // borrowed from Guard::records
   PyTypeObject* kind;
   c10::DispatchKeySet keys;  // while they are the same, so are layout, storage, conjugation and negation

@@ -1,6 +1,6 @@
 // A Program as the executor runs it: operators resolved, constant arguments converted, launches packed, deaths of values known.
 //
-// `Plan::run` is the C++ form of torch_cudal1/ir/execute.py and gives the same results; it needs no GIL. It checks no inputs
+// `Plan::run` is the C++ form of torch_cudal1/ir/interpreter.py and gives the same results; it needs no GIL. It checks no inputs
 // (the guard in front of it does) and does no autograd. Immutable once built, so any number of threads may run one plan.
 
 #pragma once

@@ -1,9 +1,9 @@
 // Replays captured CUDA graphs of a pure function: inputs are copied in, outputs are copied out, in one call without Python. graph.h
 // says how one call is enqueued, captured.h how the copies become part of the graph. In place of copying outputs out, a Plan may run
-// after the graph on what it yields (torch_cudal1/runtime/last_step.py).
+// after the graph on what it yields (torch_cudal1/runtime/split_last_kernel.py).
 //
 // Static inputs (parameters, buffers) are read where they lie; a graph serves the addresses that it was captured with. What it does
-// not serve goes to `slow`: torch_cudal1/runtime/cudagraph.py, which captures and adds. Calls from several threads and streams take
+// not serve goes to `slow`: torch_cudal1/runtime/cuda_graph.py, which captures and adds. Calls from several threads and streams take
 // turns on the graph's buffers: a call on another stream than the last waits, on the device, for what that one had enqueued.
 
 #pragma once

@@ -21,10 +21,10 @@ import torch
 from tests.runtime.executors import assert_same, drawn, outcome
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.execute import interpret
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.interpreter import interpret
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.judge.reference.subject import _on_host
+from torch_cudal1.judge.reference.region_reference import _on_host
 from torch_cudal1.runtime.compiled import NotCompiled, compile_program
 from torch_cudal1.runtime.executor import launch_through_driver
 

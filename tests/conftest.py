@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.entries import Runs, count_runs
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,7 +48,7 @@ def seeded() -> None:
 @pytest.fixture
 def clean() -> None:
     """Counters at zero."""
-    observe.reset()
+    telemetry.reset()
 
 
 @pytest.fixture

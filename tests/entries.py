@@ -22,10 +22,10 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
-from torch_cudal1.ir.model import Aten, Program, Value
+from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Candidate, Entry, Region
-from torch_cudal1.search.pipeline import Choice, end_to_end_name
-from torch_cudal1.store.place import place_for
+from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.store.context import place_for
 
 Change = Callable[[Program], Program]
 

@@ -11,7 +11,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_cudal1.ir.model import Aten, Program
+from torch_cudal1.ir.program import Aten, Program
 
 __all__ = ["graph_on_a_gpu", "on_the_cpu"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.entry_file import METADATA_KEY, digest_of
-from torch_cudal1.store.trust.signature import Signer, load_signer, new_key
+from torch_cudal1.store.trust.signatures import Signer, load_signer, new_key
 
 
 def make_signer(folder: Path, name: str = "team") -> Signer:

@@ -24,9 +24,9 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.judge.reference.inputs import make_inputs
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
-from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionSubject
 
 CPU = torch.device("cpu")
 TRAINED = (

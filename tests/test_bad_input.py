@@ -20,14 +20,14 @@ from torch import nn
 import torch_cudal1
 from tests.entries import entry_for, plant, shifted
 from tests.signing import allow, make_signer
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.model import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, Step, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.context import place_for
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -70,8 +70,8 @@ def test_a_damaged_entry_is_a_miss_and_the_module_runs_as_it_is(damage, net, x, 
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 0
-    assert observe.report().counters["resolve.miss"] == 1
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters["resolve.miss"] == 1
+    assert telemetry.report().counters.get("fallbacks", 0) == 0
 
 
 def test_an_entry_that_is_a_folder_or_unreadable_is_a_miss(net, x, runs, tmp_path):
@@ -89,7 +89,7 @@ def test_a_damaged_note_about_the_whole_call_is_measured_again(text, net, x, tmp
     for alias in tmp_path.rglob("*.json"):
         alias.write_text(text)
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
-    assert observe.report().counters["judge.end_to_end"] == 1
+    assert telemetry.report().counters["judge.end_to_end"] == 1
     assert torch.equal(net(x), net._call_impl(x))
 
 
@@ -102,7 +102,7 @@ def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 0
-    assert "not re-validated yet" in str(observe.report())
+    assert "not re-validated yet" in str(telemetry.report())
 
 
 WRONG_PROGRAMS = {
@@ -147,7 +147,7 @@ def test_a_whole_entry_with_a_program_that_cannot_run_ends_in_the_baseline(wrong
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
     for _ in range(3):
         assert torch.equal(net(x), net._call_impl(x))
-    report = observe.report()
+    report = telemetry.report()
     assert report.counters.get("fallbacks", 0) + report.counters.get("resolve.miss", 0) >= 1
 
 
@@ -172,7 +172,7 @@ def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 0
-    (told,) = [event.facts["reason"] for event in observe.report().events if event.what == "refused"]
+    (told,) = [event.facts["reason"] for event in telemetry.report().events if event.what == "refused"]
     assert words in told
     assert "no_such_kernel" in told
 
@@ -200,7 +200,7 @@ def test_a_cache_folder_that_cannot_exist_costs_the_memory_of_the_search_only(ki
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
     folder = {"a file": "file", "below a file": "file/cache", "a dangling link": "link"}[kind]
-    monkeypatch.setattr("torch_cudal1.search.pipeline.tune", instant_search)
+    monkeypatch.setattr("torch_cudal1.search.tune.tune", instant_search)
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path / folder, on_miss=on_miss, strictness="error")
     assert torch.equal(net(x), net._call_impl(x))
     assert (tmp_path / "file").read_text() == "mine"
@@ -213,10 +213,10 @@ def instant_search(region, place, **_):
 
 
 def test_a_search_result_that_cannot_be_stored_is_told(x, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch_cudal1.search.pipeline.tune", instant_search)
+    monkeypatch.setattr("torch_cudal1.search.tune.tune", instant_search)
     (tmp_path / "file").write_text("mine")
     torch_cudal1.accelerate(nn.ReLU(), x, cache_dir=tmp_path / "file", on_miss="tune", strictness="error")
-    assert observe.report().counters["resolve.not_stored"] == 1
+    assert telemetry.report().counters["resolve.not_stored"] == 1
 
 
 # --- Ctrl-C

@@ -12,7 +12,7 @@ from torch_cudal1.core import native
 
 SCENE = """
 import torch
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 import tests.both_executors as plugin
 
 SPEC = TensorSpec("float32", (3, 4), (1, 3), "cuda")

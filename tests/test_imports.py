@@ -103,8 +103,8 @@ def test_a_warm_look_up_needs_neither_judge_nor_kernels():
     code = """
 import sys
 import torch
-import torch_cudal1.api.backend, torch_cudal1.api.ranks.ranks
-from torch_cudal1.store.place import place_for
+import torch_cudal1.api.backend, torch_cudal1.api.ranks.consensus
+from torch_cudal1.store.context import place_for
 from torch_cudal1.core.settings import Settings
 place_for(torch.device("cpu"), Settings()).alias("ab" * 32)
 heavy = ("torch_cudal1.judge", "torch_cudal1.kernels", "huggingface_hub", "cryptography")
@@ -118,9 +118,9 @@ assert not loaded, loaded
 def test_binding_what_is_decided_loads_no_search():
     code = """
 import sys
-import torch_cudal1.api.module
-searching = ("torch_cudal1.search.search", "torch_cudal1.kernels", "torch_cudal1.graph.rewrite", "torch_cudal1.graph.propose",
-    "torch_cudal1.judge.evaluate.court", "torch_cudal1.judge.checks")
+import torch_cudal1.api.accelerate
+searching = ("torch_cudal1.search.strategy", "torch_cudal1.kernels", "torch_cudal1.graph.rewrite", "torch_cudal1.graph.propose",
+    "torch_cudal1.judge.evaluate.evaluator", "torch_cudal1.judge.checks")
 loaded = [name for name in sys.modules if name.startswith(searching)]
 assert not loaded, loaded
 """

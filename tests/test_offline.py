@@ -18,11 +18,11 @@ import torch
 from tests.entries import plant
 from torch_cudal1.api import targets
 from torch_cudal1.core.settings import PREFIX, Settings
-from torch_cudal1.store.bundle.bundle import write_bundle
+from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.lockfile import lock_of, write_lock
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.place import cache_for
-from torch_cudal1.store.trust.signature import load_signer, new_key
+from torch_cudal1.store.context import cache_for
+from torch_cudal1.store.trust.signatures import load_signer, new_key
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """\

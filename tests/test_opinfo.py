@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tests.entries import Runs, count_runs, plant_regions
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import captured_call
@@ -25,7 +25,7 @@ from torch_cudal1.graph.lower import Lowered, lower
 from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import in_graph_order, swap
 from torch_cudal1.ir.check import is_random_program
-from torch_cudal1.ir.model import Program, canonical_json
+from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import Candidate
 
 CPU = torch.device("cpu")
@@ -217,7 +217,7 @@ def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatc
     names = {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name for op in BREADTH}
     wrong: list[str] = []
     done = 0
-    observe.reset()
+    telemetry.reset()
     for part in range(PARTS):
         for name, function, args, kwargs in samples(part):
             if name not in names:
@@ -232,4 +232,4 @@ def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatc
     torch._dynamo.reset()
     assert wrong == []
     assert done >= 50
-    assert (observe.report().counters.get("fallbacks", 0), runs.total) == (0, 0)
+    assert (telemetry.report().counters.get("fallbacks", 0), runs.total) == (0, 0)

@@ -63,7 +63,7 @@ def test_a_wheel_holds_the_entries_and_looks_for_them_there(tmp_path: Path) -> N
     subprocess.run(command, env={**os.environ, "CUDAL1_NO_EXTENSION": "1"}, cwd=ROOT, check=True, capture_output=True, timeout=120)
     built = {path.relative_to(tmp_path / "torch_cudal1") for path in (tmp_path / "torch_cudal1" / "kernels_cache").rglob("*")}
     assert built == {path.relative_to(ROOT) for path in (ROOT / "kernels_cache").rglob("*")}
-    where = "import torch_cudal1.store.trust.trust as t; print(t.SHIPPED)"
+    where = "import torch_cudal1.store.trust.trust_policy as t; print(t.SHIPPED)"
     told = subprocess.run([sys.executable, "-P", "-c", where], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
                           check=True, capture_output=True, text=True, timeout=120).stdout.strip()  # fmt: skip
     assert told == str(tmp_path / "torch_cudal1" / "kernels_cache")

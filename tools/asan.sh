@@ -11,8 +11,8 @@ python=${PYTHON:-python3}
 work=$root/build/asan
 tests=("$@")
 if [ ${#tests[@]} -eq 0 ]; then
-    tests=(tests/runtime/test_compiled.py tests/runtime/test_launch.py tests/runtime/test_cudagraph.py tests/runtime/test_captured.py
-        tests/device/test_timer.py tests/runtime/test_pages.py tests/runtime/test_fast.py tests/runtime/test_guard.py tests/core/test_native.py)
+    tests=(tests/runtime/test_compiled.py tests/runtime/test_launch.py tests/runtime/test_cuda_graph.py tests/runtime/test_captured.py
+        tests/device/test_timer.py tests/runtime/test_huge_pages.py tests/runtime/test_dispatch.py tests/runtime/test_guard.py tests/core/test_native.py)
 fi
 
 mkdir -p "$work"

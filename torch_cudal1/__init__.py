@@ -9,18 +9,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_cudal1.core.collector import collector_paused
+from torch_cudal1.core.gc_pause import collector_paused
 from torch_cudal1.core.version import __version__
 
 if TYPE_CHECKING:
-    from torch_cudal1.api.module import accelerate, disabled, explain, restore
-    from torch_cudal1.api.planning import plan
-    from torch_cudal1.api.recording.recording import record
+    from torch_cudal1.api.accelerate import accelerate, disabled, explain, restore
+    from torch_cudal1.api.plan import plan
+    from torch_cudal1.api.recording.recorder import record
     from torch_cudal1.api.special import log_bessel_i, log_bessel_k
-    from torch_cudal1.api.warm_up import warmup
-    from torch_cudal1.core.explanation import Explanation
-    from torch_cudal1.core.observe import report
+    from torch_cudal1.api.warmup import warmup
+    from torch_cudal1.core.report import Explanation
     from torch_cudal1.core.settings import Settings
+    from torch_cudal1.core.telemetry import report
 
 __all__ = [
     "Explanation",
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "Explanation": "core.explanation",
+    "Explanation": "core.report",
     "Settings": "core.settings",
-    "accelerate": "api.module",
-    "disabled": "api.module",
-    "explain": "api.module",
+    "accelerate": "api.accelerate",
+    "disabled": "api.accelerate",
+    "explain": "api.accelerate",
     "log_bessel_i": "api.special",
     "log_bessel_k": "api.special",
-    "plan": "api.planning",
-    "record": "api.recording.recording",
-    "report": "core.observe",
-    "restore": "api.module",
-    "warmup": "api.warm_up",
+    "plan": "api.plan",
+    "record": "api.recording.recorder",
+    "report": "core.telemetry",
+    "restore": "api.accelerate",
+    "warmup": "api.warmup",
 }
 
 

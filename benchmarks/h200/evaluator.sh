@@ -9,7 +9,7 @@ lanes=$(($(nproc --all) / (gpus > 0 ? gpus : 1) - 2))
 [ "$lanes" -lt 2 ] && lanes=2
 timeout 60 "$python" - "$device" <<'PY' || exit 1
 import sys
-import torch, torch_cudal1.judge.pool.lanes
+import torch, torch_cudal1.judge.pool.slots
 assert sys.argv[1] == "cpu" or torch.cuda.is_available(), "no GPU"
 PY
 timeout -s INT -k 10 $((seconds + 75)) "$python" -m benchmarks.bench_evaluator --device "$device" --lanes "$lanes" --trusts own \

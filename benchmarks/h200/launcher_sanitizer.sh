@@ -14,8 +14,8 @@ cat >"$work/control.py" <<'PY'
 import dataclasses, sys
 import torch
 from benchmarks import bound
-from torch_cudal1.ir.execute import prepare
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import prepare
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.device.cuda.nvrtc import Built, compile_cuda
 
 RACE = """
@@ -61,7 +61,7 @@ tests() { # name, limit, tool, tests to take (-k), files
     shift 4
     run "$name" "$limit" "$kind" "$python" -m pytest -q -p no:cacheprovider -n 0 -m gpu -k "$which" "$@"
 }
-launch=tests/runtime/test_launch.py replay=tests/runtime/test_cudagraph.py captured=tests/runtime/test_captured.py
+launch=tests/runtime/test_launch.py replay=tests/runtime/test_cuda_graph.py captured=tests/runtime/test_captured.py
 tests memcheck 120 memcheck "not ten_thousand and not threads" $launch $replay $captured &
 # Racecheck looks at every access to shared memory: few calls of each kind suffice, and large tensors only take its time.
 tests racecheck 220 racecheck "(agree or chain or held_outputs or fills or user_s_capture) and not threads and not 4194304" $launch $replay $captured &

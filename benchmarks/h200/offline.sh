@@ -15,13 +15,13 @@ begin = time.perf_counter(); import torch
 loaded = time.perf_counter(); torch.zeros(1, device="cuda"); torch.cuda.synchronize()
 ready = time.perf_counter(); import torch._dynamo, torch._inductor.compile_fx, torch._inductor.async_compile
 compilers = time.perf_counter(); import cudal1; cudal1.accelerate
-ours = time.perf_counter(); import benchmarks.bench_warm_start, tests.search.test_compiled_ahead
+ours = time.perf_counter(); import benchmarks.bench_warm_start, tests.search.test_inductor_artifacts
 print(f"torch {loaded - begin:.2f} s, CUDA {ready - loaded:.2f}, Inductor {compilers - ready:.2f}, ours {ours - compilers:.2f}")
 PY
 done
 say "a start on what Inductor compiled elsewhere: a test, beside the cold processes, which take the longest"
 timeout -k 5 150 "$python" -m pytest -m gpu -n 0 -q -rA --tb=short --show-capture=no -p no:cacheprovider \
-    tests/search/test_compiled_ahead.py >"$folder/test" 2>&1 &
+    tests/search/test_inductor_artifacts.py >"$folder/test" 2>&1 &
 test=$!
 timeout -k 5 $((270 - SECONDS)) "$python" -m benchmarks.bench_warm_start --models bert_base_b1 --device cuda --sizes full --runs 3 \
     --budget-s 5 --time-limit-s 100 --total-limit-s $((250 - SECONDS)) --offline \

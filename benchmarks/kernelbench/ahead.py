@@ -23,12 +23,12 @@ from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Miss, Rejected
 from torch_cudal1.kernels import Proposal
-from torch_cudal1.search import built
-from torch_cudal1.search.island_kernels import proposals_of
-from torch_cudal1.search.search import islands_of
+from torch_cudal1.search import build_cache
+from torch_cudal1.search.group_kernels import proposals_of
+from torch_cudal1.search.strategy import islands_of
 
 __all__ = ["Compiled", "compile_ahead"]
 
@@ -96,7 +96,7 @@ def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
     """What became of one kernel: "known", "compiled", "refused", or "late"."""
     island, config = json.loads(asked)
     program, proposal = Program.from_json(island, {}), Proposal.from_json(config)
-    if not isinstance(built.kept(cache, program, proposal, sm), Miss):
+    if not isinstance(build_cache.kept(cache, program, proposal, sm), Miss):
         return "known"
     if until is not None and time.monotonic() > until:
         return "late"
@@ -105,5 +105,5 @@ def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
         answer = Candidate(kernels.build(program, proposal, sm), "eager", "kernels", (proposal.family,))
     except (NotLowerableError, ProgramError) as error:
         answer = Rejected(f"{type(error).__name__}: {error}", "build")
-    built.keep(cache, program, proposal, sm, answer)
+    build_cache.keep(cache, program, proposal, sm, answer)
     return "compiled" if isinstance(answer, Candidate) else "refused"

@@ -19,15 +19,15 @@ import cudal1
 from benchmarks.kernelbench.ablation import settings_of
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import OURS, Job
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import contract_for
-from torch_cudal1.graph.flat import own_copy
+from torch_cudal1.device.target import contract_for
+from torch_cudal1.graph.functional_module import own_copy
 from torch_cudal1.ir.records import Accepted
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.sandbox import warm
-from torch_cudal1.judge.sandbox.sandbox import limits_for
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.sandbox import worker_pool
+from torch_cudal1.judge.sandbox.child import limits_for
 
 __all__ = ["Tuned", "begin", "judged", "tuned"]
 
@@ -51,7 +51,7 @@ def begin(job: Job, cache: Path, shared_bytes: int) -> int:
     """
     shared_bytes = min(shared_bytes, _MOST_SHARED_BYTES)
     settings, device = _settings(OURS, job, cache), torch.device(job.device)
-    warm.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
+    worker_pool.begin(limits_for(settings, device), contract_for(settings), shared_bytes)
     return shared_bytes
 
 
@@ -64,7 +64,7 @@ def tuned(
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout
     settings = _settings(name, job, cache)
-    observe.reset()
+    telemetry.reset()
     begin = time.monotonic()
     cudal1.accelerate(own, inputs, settings=settings, progress=say)
     tune_s = time.monotonic() - begin
@@ -95,7 +95,7 @@ def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, A
 
 def _told(module: nn.Module) -> dict[str, Any]:
     """What runs, what was tried and why not the rest; failures of ours that made the module's own forward run."""
-    seen = observe.report()
+    seen = telemetry.report()
     facts: dict[str, Any] = {
         "counters": dict(seen.counters),
         "seconds": [dict(event.facts) for event in seen.events if (event.stage, event.what) == ("search", "seconds")],

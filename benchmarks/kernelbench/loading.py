@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_cudal1.core.kernelbench import NAMES, constructor_arguments
+from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
 __all__ = ["Demand", "Made", "demand", "fake_module", "import_source", "make_inputs", "make_module", "tensor_bytes"]
 

@@ -1,8 +1,8 @@
 """All columns of a task against each other: interleaved rounds with the package's one timing implementation, then ratios.
 
 A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers of one round are pairs. Medians
-and 95 % intervals are `judge.statistics`'. Host time (until a call returns) and device time (between events) are looked at apart.
-The candidate of a release is not timed here: the ratio that the judge measured is carried over to the times of this row.
+and 95 % intervals are `judge.benchmark.statistics`'. Host time (until a call returns) and device time (between events) are looked
+at apart. The candidate of a release is not timed here: the ratio that the judge measured is carried over to the times of this row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
 from torch_cudal1.device.gpu_lock import exclusive
 from torch_cudal1.device.gpu_state import gpu_state
-from torch_cudal1.device.roofline import ceiling
+from torch_cudal1.device.peaks import ceiling
 from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, interleave
 

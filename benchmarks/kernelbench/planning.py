@@ -23,17 +23,17 @@ from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.flat import Flat
+from torch_cudal1.graph.functional_module import Flat
 from torch_cudal1.graph.fusion.partition import Island, is_product, partition
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.propose import rewritten
-from torch_cudal1.ir.model import Aten, Program
+from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import Region
-from torch_cudal1.kernels.expr.trace import trace as expressions
+from torch_cudal1.kernels.expr.from_program import trace as expressions
 from torch_cudal1.kernels.templates.gemm import parts_of
-from torch_cudal1.kernels.templates.gemm_schedules import bound_s, read
-from torch_cudal1.search.island_kernels import proposals_of
-from torch_cudal1.search.search import islands_of
+from torch_cudal1.kernels.templates.gemm_tiles import bound_s, read
+from torch_cudal1.search.group_kernels import proposals_of
+from torch_cudal1.search.strategy import islands_of
 
 __all__ = ["Covered", "Planned", "captured", "coverage_table", "covered", "plan", "table"]
 

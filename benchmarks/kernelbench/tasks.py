@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_cudal1.ingest.formats.release_file import BadLine, read_lines
+from torch_cudal1.ingest.formats.cuda_l1 import BadLine, read_lines
 
 __all__ = ["LEVELS", "Choice", "Task", "TaskError", "cut_down", "read_tasks", "release_candidates", "selected"]
 

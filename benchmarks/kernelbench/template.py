@@ -21,11 +21,16 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from benchmarks.kernelbench.processes import die_with_parent
-from torch_cudal1.judge.worker.forking import reap
+from torch_cudal1.judge.worker.fork_server_main import reap
 
 __all__ = ["Forked", "NoTemplate", "Template"]
 
-_IMPORTS = ("benchmarks.kernelbench.child", "torch_cudal1.search.pipeline", "torch_cudal1.search.search", "torch_cudal1.api.module")
+_IMPORTS = (
+    "benchmarks.kernelbench.child",
+    "torch_cudal1.search.tune",
+    "torch_cudal1.search.strategy",
+    "torch_cudal1.api.accelerate",
+)
 _COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.triton", "torch._functorch.aot_autograd")
 _MOST_BYTES = 1 << 16
 _START_S, _ANSWER_S, _PAUSE_S = 180.0, 30.0, 0.01

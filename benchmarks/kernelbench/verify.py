@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from benchmarks.compare import Reference, compare, reference
 from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import contract_for
-from torch_cudal1.graph.flat import own_copy
-from torch_cudal1.judge.reference.granted import UsingRights
+from torch_cudal1.device.target import contract_for
+from torch_cudal1.graph.functional_module import own_copy
+from torch_cudal1.judge.reference.tf32_policy import UsingRights
 
 __all__ = ["Checked", "Expected", "check", "expected"]
 

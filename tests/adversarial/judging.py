@@ -18,19 +18,19 @@ import torch
 from tests.adversarial.case import DETECTORS, CaseFile, Profile
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Candidate, Check, Contract, Region
-from torch_cudal1.judge.benchmark.duel import ChildSpinner
-from torch_cudal1.judge.benchmark.timed_pair import time_pair
+from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
+from torch_cudal1.judge.benchmark.source_timing import time_pair
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.profiles import PROFILES, TIMING_PLANS
 from torch_cudal1.judge.checks.static.contract import contract, source_contract
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.judge.checks.validate import detectors_of, validate
-from torch_cudal1.judge.evaluate.baselines import rank, slot_of
+from torch_cudal1.judge.evaluate.source_baselines import rank, slot_of
 from torch_cudal1.judge.reference.inputs import make_inputs
-from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, read_reference
-from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionSubject
+from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
 __all__ = ["Bench", "Side", "TooBusy", "bench", "failures"]
 

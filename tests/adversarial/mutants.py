@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from tests.adversarial.plans import V, op, spec
-from torch_cudal1.ir.model import Aten, Program, Value
+from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Region
 
 __all__ = ["DISHONEST", "HONEST", "REGIONS", "Mutant", "mutants"]

@@ -11,8 +11,8 @@ from functools import partialmethod
 
 import pytest
 
-from torch_cudal1.judge.sandbox.nursery import Nursery
-from torch_cudal1.judge.sandbox.sandbox import Child
+from torch_cudal1.judge.sandbox.child import Child
+from torch_cudal1.judge.sandbox.fork_server import Nursery
 
 __all__ = ["forked_children"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ir.model import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Region
 
 __all__ = ["PRODUCT", "V", "assembled", "candidate", "on_cuda", "op", "pointers", "product", "spec"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversarial.matrix import fair_share, limit_threads
-from torch_cudal1.judge.sandbox.reach import environment
+from torch_cudal1.judge.sandbox.filesystem_policy import environment
 
 
 @pytest.mark.parametrize(("cores", "jobs", "share"), [(32, 6, 5), (2, 2, 1), (4, 24, 1), (16, 1, 16)])

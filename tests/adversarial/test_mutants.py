@@ -17,10 +17,10 @@ from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks.profiles import PROFILES
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.sample import Book
-from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.input_set import Book
+from torch_cudal1.judge.reference.region_reference import RegionSubject
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 CPU = torch.device("cpu")
 BOOK: Book = {}

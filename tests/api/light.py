@@ -1,4 +1,4 @@
-"""A worker that speaks the protocol of `torch_cudal1.api.fleet.worker` and loads no torch: a target says what becomes of it.
+"""A worker that speaks the protocol of `torch_cudal1.api.fleet.fleet_worker` and loads no torch: a target says what becomes of it.
 
     python light.py FOLDER FD       "do:N" answers after N seconds, "die", "die-once", "die-quietly", "unusable", "garbage", "half"
 

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_cudal1.api.ranks import ranks
-from torch_cudal1.api.ranks.ranks import Apart, Told
+from torch_cudal1.api.ranks import consensus
+from torch_cudal1.api.ranks.consensus import Apart, Told
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.store.context import Place, place_for
 
 
 def become(rank: int, store: Any) -> None:
     """Let this process be a rank of two, without a process group."""
-    ranks._store = lambda: store
-    ranks._numbers = itertools.count()
-    ranks.dist.get_rank = lambda: rank
-    ranks.dist.get_world_size = lambda: 2
+    consensus._store = lambda: store
+    consensus._numbers = itertools.count()
+    consensus.dist.get_rank = lambda: rank
+    consensus.dist.get_world_size = lambda: 2
 
 
 def place(heartbeat_s: float, cache_dir: Path, deciding_s: float = 600.0) -> Place:
@@ -64,7 +64,7 @@ def main(port: int, heartbeat_s: float, how: str = "") -> None:
         return "decided", Told("eager")
 
     here = place(heartbeat_s, Path("no-such-folder"))
-    outcome = ranks.agreed(["graph"], here, decide=decide, follow=lambda told: "followed")
+    outcome = consensus.agreed(["graph"], here, decide=decide, follow=lambda told: "followed")
     print(json.dumps(outcome.reason if isinstance(outcome, Apart) else outcome), flush=True)
 
 

@@ -22,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_cudal1
 from tests.entries import plant, plant_compiled, shifted
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.api.ranks import ranks
-from torch_cudal1.core import observe
+from torch_cudal1.api.ranks import consensus
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.model import Aten, Program, Value
-from torch_cudal1.search.pipeline import choose
+from torch_cudal1.ir.program import Aten, Program, Value
+from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache.quarantine import Quarantined, hold_back
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.context import place_for
 
 Seen = dict[str, Any]
 
@@ -95,8 +95,8 @@ class Scenes:
     def meet(self) -> None:
         """Both ranks are here, and nothing of an earlier scene is left to wait for."""
         dist.barrier()
-        observe.reset()
-        ranks._kept_waiting = False
+        telemetry.reset()
+        consensus._kept_waiting = False
 
     # --- one method a scene
 
@@ -129,12 +129,12 @@ class Scenes:
         if self.rank == 0:
             self.plant("machine")
             return self.accelerated("machine")
-        genuine = ranks.stale_reason
-        ranks.stale_reason = lambda judged, here: genuine(judged, replace(here, sku="another CPU"))
+        genuine = consensus.stale_reason
+        consensus.stale_reason = lambda judged, here: genuine(judged, replace(here, sku="another CPU"))
         try:
             return self.accelerated("machine")
         finally:
-            ranks.stale_reason = genuine
+            consensus.stale_reason = genuine
 
     def quarantined_on_one(self) -> Seen:
         self.plant("held")
@@ -151,29 +151,29 @@ class Scenes:
 
     def damaged_on_the_way(self) -> Seen:
         self.plant("damaged")
-        genuine = ranks.encode_entry
-        ranks.encode_entry = lambda entry: genuine(entry)[:-9] + bytes(9)
+        genuine = consensus.encode_entry
+        consensus.encode_entry = lambda entry: genuine(entry)[:-9] + bytes(9)
         try:
             return self.accelerated("damaged")
         finally:
-            ranks.encode_entry = genuine
+            consensus.encode_entry = genuine
 
     def too_large_to_hand_on(self) -> Seen:
         self.plant("large")
-        limit, ranks._LIMIT_BYTES = ranks._LIMIT_BYTES, 10
+        limit, consensus._LIMIT_BYTES = consensus._LIMIT_BYTES, 10
         try:
             return self.accelerated("large")
         finally:
-            ranks._LIMIT_BYTES = limit
+            consensus._LIMIT_BYTES = limit
 
     def in_many_pieces(self) -> Seen:
         if self.rank == 0:
             self.plant("pieces")
-        size, ranks._CHUNK = ranks._CHUNK, 100
+        size, consensus._CHUNK = consensus._CHUNK, 100
         try:
             return self.accelerated("pieces")
         finally:
-            ranks._CHUNK = size
+            consensus._CHUNK = size
 
     def nobody_knows_and_must(self) -> Seen:
         try:
@@ -187,7 +187,7 @@ class Scenes:
         with torch.no_grad():
             plant(module, self.x, self.cache("graph"), change=shifted)
         seen = self.accelerated("graph", module)
-        differ = [event.facts for event in observe.report().events if event.what == "graphs_differ"]
+        differ = [event.facts for event in telemetry.report().events if event.what == "graphs_differ"]
         return seen | {"others": [facts["others"] for facts in differ]}
 
     def one_comes_too_late(self) -> Seen:
@@ -212,19 +212,19 @@ class Scenes:
             wrapped = DistributedDataParallel(module)
             wrapped(self.x * (1 + self.rank)).square().sum().backward()
         gradient = module.first.weight.grad.sum().item()
-        return {"gradient": gradient, "runs": dict(observe.report().counters).get("regions_swapped", 0)}
+        return {"gradient": gradient, "runs": dict(telemetry.report().counters).get("regions_swapped", 0)}
 
     def data_parallel_compiled(self) -> Seen:
         x = torch.ones(3, 512)
         graphs = plant_compiled(lambda call: call(x), self._bucketed(), self.folder / f"planted-{self.rank}", shifted)
         where = self.folder / f"planted-{self.rank}" if self.rank == 0 else self.cache("empty")
         options = {"cache_dir": where, "strictness": "error"}
-        observe.reset()
+        telemetry.reset()
         compiled = torch.compile(self._bucketed(), backend=cudal1, options=options)
         out = compiled(x)
         out.sum().backward()
-        told = dict(observe.report().counters)
-        agreements = [event for event in observe.report().events if event.what == "agreed"]
+        told = dict(telemetry.report().counters)
+        agreements = [event for event in telemetry.report().events if event.what == "agreed"]
         return {"graphs": graphs, "mean": out.mean().item(), "swapped": told.get("regions_swapped", 0), "agreed": len(agreements)}
 
     def _bucketed(self) -> nn.Module:

@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import torch_cudal1
 from tests.entries import plant, plant_compiled, shifted
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.api.ranks import ranks
-from torch_cudal1.core import observe
+from torch_cudal1.api.ranks import consensus
+from torch_cudal1.core import telemetry
 
 Seen = dict[str, Any]
 _CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -75,7 +75,7 @@ def compared(module: nn.Module, call: Callable[[], torch.Tensor], reference: nn.
     pairs = [(whole(own.grad), named[name].grad) for name, own in module.named_parameters() if own.grad is not None]
     right = all(torch.allclose(own, grad, **_CLOSE) for own, grad in pairs) and len(pairs) == len(named)
     seen = {"right": torch.allclose(result, expected, **_CLOSE), "gradients": right, "reasons": reasons(module)}
-    return seen | {"swapped": observe.report().counters.get("regions_swapped", 0)}
+    return seen | {"swapped": telemetry.report().counters.get("regions_swapped", 0)}
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -84,7 +84,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def reasons(module: nn.Module) -> list[str]:
     """Why nothing was swapped, as `explain` or the report has it."""
-    told = [str(event.facts["reason"]) for event in observe.report().events if event.what == "left_out"]
+    told = [str(event.facts["reason"]) for event in telemetry.report().events if event.what == "left_out"]
     return [*told, *torch_cudal1.explain(module).left_out] if module in accelerated else told
 
 
@@ -115,7 +115,7 @@ def sharded_after_it_was_accelerated(here: Here) -> Seen:
     before = whole(module(here.x)).mean() - reference(here.x).mean()
     fully_shard(module, mesh=here.mesh)
     seen = compared(module, lambda: module(here.x), reference, reference(here.x))
-    return seen | {"before": round(before.item(), 3), "misses": observe.report().counters.get("misses", 0)}
+    return seen | {"before": round(before.item(), 3), "misses": telemetry.report().counters.get("misses", 0)}
 
 
 def blocks_compiled_and_sharded(here: Here) -> Seen:
@@ -130,7 +130,7 @@ def blocks_compiled_and_sharded(here: Here) -> Seen:
     fully_shard(module, mesh=here.mesh)
     expected = reference[1](reference[0](here.x) + 1) + 1  # what rank 0 knows is visibly different
     seen = compared(module, lambda: module(here.x), reference, expected)
-    counters = observe.report().counters
+    counters = telemetry.report().counters
     return seen | {"agreed": counters.get("ranks.agreed", 0)}
 
 
@@ -193,8 +193,8 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> Seen:
     here, seen = Here(rank, device, init_device_mesh(device.type, (dist.get_world_size(),)), folder), {}
     for scene in SCENES:
         dist.barrier()
-        observe.reset()
+        telemetry.reset()
         torch._dynamo.reset()
-        ranks._kept_waiting = False
+        consensus._kept_waiting = False
         seen[scene.__name__] = scene(here)
     return seen

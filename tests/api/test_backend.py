@@ -16,7 +16,7 @@ from torch._inductor.exc import InductorError
 import torch_cudal1
 from tests.entries import plant_compiled, shifted
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 
 pytestmark = pytest.mark.usefixtures("dynamo")
@@ -121,7 +121,7 @@ def test_where_inductor_has_no_compiler_eager_runs_and_the_reason_is_told(x, no_
     served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
     with torch.no_grad():
         assert torch.equal(served(x), net(x))
-    (found,) = [event for event in observe.report().events if event.what == "fallback"]
+    (found,) = [event for event in telemetry.report().events if event.what == "fallback"]
     assert found.stage == "inductor"
     assert "no-compiler" in str(found.facts["reason"])
     torch.testing.assert_close(step(net, x, served), step(net, x))
@@ -137,7 +137,7 @@ def test_where_inductor_cannot_compile_our_own_graph_the_user_gets_its_result_fo
         monkeypatch.setattr("torch_cudal1.graph.swap.build", refuse)
         served = torch.compile(net, backend=cudal1, options={"cache_dir": tmp_path, "on_miss": "baseline"})
         assert torch.equal(served(x), net(x))
-    assert [event.stage for event in observe.report().events if event.what == "fallback"] == ["backend"]
+    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == ["backend"]
     assert inductor.patches == [{}]
 
 
@@ -244,7 +244,7 @@ def test_without_an_entry_inductor_gets_the_graph_and_the_miss_is_counted(x, run
     with torch.no_grad():
         assert torch.equal(ours(net, tmp_path)(x), net(x))
     assert (len(inductor.patches), runs.total) == (1, 0)
-    assert observe.report().counters["resolve.miss"] == 1
+    assert telemetry.report().counters["resolve.miss"] == 1
 
 
 def dynamic(net: nn.Module, tmp_path: Path) -> Iterator[tuple[Any, torch.Tensor]]:
@@ -271,9 +271,9 @@ def test_dynamic_shapes_are_inductor_s_and_right(calls, inductor, tmp_path):
     with torch.no_grad():
         for compiled, one in calls(net, tmp_path):
             torch.testing.assert_close(compiled(one), net(one))
-    events = [event for event in observe.report().events if event.what == "left_out"]
+    events = [event for event in telemetry.report().events if event.what == "left_out"]
     assert "dynamic shapes" in events[-1].facts["reason"]
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters.get("fallbacks", 0) == 0
     assert len(inductor.patches) == (2 if calls is automatic else 1)
 
 
@@ -292,7 +292,7 @@ def test_a_number_that_changes_is_followed_without_a_fallback(x, tmp_path):
     compiled = ours(scale, tmp_path)
     for factor in (2.0, 3.0, 4.5, 2, 7, 1e9):
         assert torch.equal(compiled(x, factor), x * factor)
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters.get("fallbacks", 0) == 0
 
 
 def test_real_inductor_compiles_and_trains_what_is_not_served(x, tmp_path):
@@ -359,7 +359,7 @@ def boom(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "place", ["torch_cudal1.search.pipeline.choose", "torch_cudal1.graph.swap.build", "torch_cudal1.graph.capture._trace"]
+    "place", ["torch_cudal1.search.tune.choose", "torch_cudal1.graph.swap.build", "torch_cudal1.graph.capture._trace"]
 )
 def test_a_failure_of_ours_ends_in_inductor_and_the_reason_is_told(place, x, inductor, monkeypatch, tmp_path):
     net = Net()
@@ -368,7 +368,7 @@ def test_a_failure_of_ours_ends_in_inductor_and_the_reason_is_told(place, x, ind
         monkeypatch.setattr(place, boom)
         assert torch.equal(ours(net, tmp_path, options={"strictness": "silent"})(x), net(x))
         assert len(inductor.patches) == 1
-        (event,) = [event for event in observe.report().events if event.what == "fallback"]
+        (event,) = [event for event in telemetry.report().events if event.what == "fallback"]
         assert "KeyError: 'ours'" in event.facts["reason"]
         torch._dynamo.reset()
         with pytest.raises(BackendCompilerFailed, match="ours"):
@@ -376,7 +376,7 @@ def test_a_failure_of_ours_ends_in_inductor_and_the_reason_is_told(place, x, ind
 
 
 def test_a_warning_is_logged_once(x, inductor, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr("torch_cudal1.search.pipeline.choose", boom)
+    monkeypatch.setattr("torch_cudal1.search.tune.choose", boom)
     for module in (Net(), nn.Linear(8, 8)):
         torch.compile(module, backend=cudal1, options={"cache_dir": tmp_path})(x)
     assert [record.message for record in caplog.records if record.name == "torch_cudal1" and record.levelname == "WARNING"] == [
@@ -392,7 +392,7 @@ def test_a_failure_at_run_time_ends_in_the_user_s_own_operators(x, monkeypatch, 
         compiled = ours(net, tmp_path, options={"strictness": "silent"})
         assert torch.equal(compiled(x), net(x))
         assert torch.equal(compiled(x), net(x))
-    assert observe.report().counters["run.fallback"] == 1  # then the swap is out of use
+    assert telemetry.report().counters["run.fallback"] == 1  # then the swap is out of use
 
 
 def test_a_failure_of_inductor_itself_is_not_taken_for_ours(x, monkeypatch, tmp_path):
@@ -400,5 +400,5 @@ def test_a_failure_of_inductor_itself_is_not_taken_for_ours(x, monkeypatch, tmp_
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda *args, **kwargs: tries.append(1) or boom())
     net = Net()
     assert torch.equal(ours(net, tmp_path, options={"strictness": "silent"})(x), net(x))
-    assert [event.stage for event in observe.report().events if event.what == "fallback"] == ["inductor"]
+    assert [event.stage for event in telemetry.report().events if event.what == "fallback"] == ["inductor"]
     assert len(tries) == 1

@@ -12,13 +12,13 @@ from torch import nn
 
 import torch_cudal1
 from torch_cudal1.api import backend
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import device_of
+from torch_cudal1.device.target import device_of
 from torch_cudal1.graph import swap
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.identity import graph_digest
-from torch_cudal1.store.place import place_for
+from torch_cudal1.graph.graph_digest import graph_digest
+from torch_cudal1.store.context import place_for
 
 pytestmark = pytest.mark.usefixtures("dynamo")
 
@@ -77,7 +77,7 @@ def test_after_a_failure_the_compiled_graph_runs_for_good_and_the_reason_is_kept
     replay.fails = False
     assert float(call(torch.zeros(()))[0]) == 1
     assert replay.ran == 0
-    assert observe.report().counters["fallbacks"] == 1
+    assert telemetry.report().counters["fallbacks"] == 1
 
 
 class Counting(nn.Module):
@@ -156,7 +156,7 @@ def test_a_remembered_graph_is_compiled_by_inductor_alone(
         for _ in range(3):
             torch.testing.assert_close(compiled(x), net(x))
     assert replay.ran == 2
-    assert observe.report().counters["graphs_remembered"] == 1
+    assert telemetry.report().counters["graphs_remembered"] == 1
 
 
 @pytest.mark.gpu
@@ -173,5 +173,5 @@ def test_on_a_gpu_weights_stay_live_and_outputs_stay_the_caller_s(tmp_path: Path
         torch.testing.assert_close(compiled(x), net(x))
         net[0].weight.data = torch.randn(64, 64, device="cuda")
         torch.testing.assert_close(compiled(x), net(x))
-    assert observe.report().counters["graphs_remembered"] == 1
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters["graphs_remembered"] == 1
+    assert telemetry.report().counters.get("fallbacks", 0) == 0

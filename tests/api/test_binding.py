@@ -15,8 +15,8 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ir.records import NOT_EAGERS, Candidate
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.search.pipeline import Choice
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.search.tune import Choice
+from torch_cudal1.store.context import Place, place_for
 
 CPU = torch.device("cpu")
 NET, X = torch.nn.Linear(4, 4), torch.randn(2, 4)

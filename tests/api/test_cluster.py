@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_worker import comparable, planted
+from tests.api.test_fleet_worker import comparable, planted
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.api.fleet import cluster
 from torch_cudal1.api.fleet.cluster import RayCrew, store, work
-from torch_cudal1.api.fleet.crew import carry_out
-from torch_cudal1.api.fleet.journal import journal_for
+from torch_cudal1.api.fleet.fleet_worker import perform
+from torch_cudal1.api.fleet.pool import carry_out
 from torch_cudal1.api.fleet.task import Answer, Order, Task
-from torch_cudal1.api.fleet.worker import perform
-from torch_cudal1.api.warm_up import WarmupResult
+from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.cache.cache import LocalCache, alias_path, entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
+from torch_cudal1.store.cache.local_cache import LocalCache, alias_path, entry_path
 from torch_cudal1.store.cache.resolve import Hit
 
 KEY = make_entry().region_key

@@ -14,11 +14,11 @@ from tests.entries import entry_for, same
 from torch_cudal1.api import in_place
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.in_place import Graph, better, faster_step
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.search.pipeline import Choice
+from torch_cudal1.search.tune import Choice
 
 pytestmark = pytest.mark.usefixtures("dynamo")
 CPU, X = torch.device("cpu"), torch.randn(2, 4)
@@ -71,7 +71,7 @@ def test_the_faster_of_both_runs_where_the_graph_can_be_called(speedup: float, r
     told, call = better(graph(Inductor(), raced=raced), ours)
     assert (told, call(X)[0]) == (runs, runs)
     assert [name for name, _ in called] == ["inductor", "ours"]
-    (event,) = observe.report().events
+    (event,) = telemetry.report().events
     assert (event.what, event.facts["runs"], event.facts["speedup"]) == ("in_place", runs, speedup)
 
 
@@ -88,7 +88,7 @@ def test_a_graph_that_writes_is_not_called_and_inductor_without_a_race_is_not_re
 def test_where_inductor_cannot_compile_ours_runs_and_the_reason_is_told(pure: bool, measured: Any) -> None:
     measured(0.5)
     assert better(graph(Inductor(fails=True), pure=pure, raced=False), ours)[0] == "ours"
-    (event,) = observe.report().events
+    (event,) = telemetry.report().events
     assert event.facts["reason"] == "Inductor: RuntimeError: no compiler here"
 
 
@@ -126,21 +126,21 @@ def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
         return Choice(region, candidate, entry, "test")
 
     def compile_fx(gm: torch.fx.GraphModule, inputs: Sequence[Any], config_patches: Any = None) -> Any:
-        observe.count("compiled")
+        telemetry.count("compiled")
         return gm.forward
 
-    monkeypatch.setattr("torch_cudal1.search.pipeline.choose", choose)
+    monkeypatch.setattr("torch_cudal1.search.tune.choose", choose)
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
     return Settings(cache_dir=tmp_path)
 
 
 def answers(net: nn.Module, x: torch.Tensor, settings: Settings, **options: Any) -> dict[str, int]:
     """Run `net` in a process's first compilation; what was counted."""
-    observe.reset()
+    telemetry.reset()
     torch._dynamo.reset()
     options = {"cache_dir": settings.cache_dir, "strictness": "error", **options}
     assert torch.equal(torch.compile(net, backend=cudal1, options=options)(x), net(x))
-    return dict(observe.report().counters)
+    return dict(telemetry.report().counters)
 
 
 @pytest.mark.parametrize(("speedup", "swapped", "compiled"), [(0.9, 0, 1), (1.1, 1, 0)])
@@ -237,7 +237,7 @@ def fails(*_: Any) -> Any:
 def test_where_no_step_can_be_made_inductor_runs_and_the_reason_is_told(given: Any, call: Any, reason: str) -> None:
     net = nn.Linear(4, 4)
     assert faster_step(trained(net, step_of(net, given)), call or functional(net), frozenset())[0] == "inductor"
-    (event,) = observe.report().events
+    (event,) = telemetry.report().events
     assert reason in event.facts["reason"]
 
 
@@ -245,7 +245,7 @@ def test_a_step_that_takes_the_budget_alone_is_not_measured(monkeypatch: pytest.
     monkeypatch.setattr(in_place, "_BUDGET_S", 0.0)
     net = nn.Linear(4, 4)
     assert faster_step(trained(net, step_of(net, X)), functional(net), frozenset())[0] == "inductor"
-    (event,) = observe.report().events
+    (event,) = telemetry.report().events
     assert "one step takes more than" in event.facts["reason"]
 
 
@@ -259,7 +259,7 @@ def unraced(decided: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
         entry.evidence.update(baselines_us={})
         return Choice(region, candidate, entry, "test")
 
-    monkeypatch.setattr("torch_cudal1.search.pipeline.choose", choose)
+    monkeypatch.setattr("torch_cudal1.search.tune.choose", choose)
     return decided
 
 

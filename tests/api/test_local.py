@@ -16,13 +16,13 @@ import pytest
 from tests.api import light
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.api.fleet import local
-from torch_cudal1.api.fleet.crew import Report, carry_out
-from torch_cudal1.api.fleet.journal import journal_for
 from torch_cudal1.api.fleet.local import LocalCrew, cpu_seats, gpu_seats
+from torch_cudal1.api.fleet.pool import Report, carry_out
 from torch_cudal1.api.fleet.task import Order, Task
+from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 
 FORK = multiprocessing.get_context("fork")
 HANGS_S = 900  # on no machine, however busy, does a process take as long that has not stopped

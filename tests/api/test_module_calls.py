@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import torch_cudal1
 from tests.entries import Calls, accelerated, plant
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -189,20 +189,20 @@ def test_unseen_inputs_get_the_right_answer_at_once_and_are_counted_as_a_miss(ru
     plant(module, y, tmp_path)
     torch_cudal1.accelerate(module, cache_dir=tmp_path, strictness="error")
     assert torch.equal(module(y), module._call_impl(y))
-    assert (observe.report().counters["misses"], runs.total) == (1, 0)
+    assert (telemetry.report().counters["misses"], runs.total) == (1, 0)
     assert torch.equal(module(y), module._call_impl(y))  # met again: looked up, found, bound
-    assert (observe.report().counters["misses"], runs.total) == (1, 1)
+    assert (telemetry.report().counters["misses"], runs.total) == (1, 1)
 
 
 def test_a_signature_that_the_cache_has_not_heard_of_is_not_captured_and_counted_each_time(monkeypatch, tmp_path):
     looked: list[int] = []
-    original = torch_cudal1.api.module.bind
-    monkeypatch.setattr("torch_cudal1.api.module.bind", lambda *args: looked.append(1) or original(*args))
+    original = torch_cudal1.api.accelerate.bind
+    monkeypatch.setattr("torch_cudal1.api.accelerate.bind", lambda *args: looked.append(1) or original(*args))
     module = torch_cudal1.accelerate(Calls(lambda m, x: m.linear(x)), cache_dir=tmp_path, on_miss="tune")
     for _ in range(5):
         module(x8)
-    assert (len(looked), observe.report().counters["misses"]) == (0, 5)
-    assert observe.report().counters.get("candidates_judged", 0) == 0  # a call never searches
+    assert (len(looked), telemetry.report().counters["misses"]) == (0, 5)
+    assert telemetry.report().counters.get("candidates_judged", 0) == 0  # a call never searches
 
 
 def test_several_signatures_are_served_side_by_side(runs, tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_cudal1
 from tests.entries import Calls, accelerated, left_out, plant
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -51,7 +51,7 @@ def test_binding_changes_neither_inputs_nor_buffers_nor_weights_nor_random_numbe
     state = {name: value.clone() for name, value in module.state_dict().items()}
     stream = torch.get_rng_state()
     torch_cudal1.accelerate(module, x, cache_dir=tmp_path, strictness="error")
-    assert observe.report().counters["judge.end_to_end"] == 1
+    assert telemetry.report().counters["judge.end_to_end"] == 1
     assert torch.equal(x, x8)
     assert torch.equal(torch.get_rng_state(), stream)
     for name, value in state.items():
@@ -185,5 +185,5 @@ def test_an_index_out_of_range_is_the_user_s_error_and_leaves_the_swap_in_place(
     with pytest.raises(IndexError, match="out of range"):
         module(torch.tensor([1, 9]))
     assert torch.equal(module(torch.tensor([3, 0])), module.weight[[3, 0]])
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters.get("fallbacks", 0) == 0
     assert runs.total == 2

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_cudal1
 from tests.entries import plant
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 
 
 class Net(nn.Module):
@@ -86,7 +86,7 @@ def test_the_whole_step_of_a_module_without_parameters_can_be_measured(tmp_path)
     for alias in tmp_path.rglob("*.json"):
         alias.unlink()
     torch_cudal1.accelerate(module, x, cache_dir=tmp_path, strictness="error")
-    assert observe.report().counters["judge.end_to_end"] >= 1
+    assert telemetry.report().counters["judge.end_to_end"] >= 1
     assert x.grad is None
 
 
@@ -384,7 +384,7 @@ def test_a_buffer_saved_by_an_earlier_call_may_be_used_while_another_call_is_mea
     first = module(x)  # not seen before: eager, and its graph holds the buffer
     module._compiled_call_impl.prepare((x,), {}, None)  # looked up, and measured
     second = module(x)
-    assert observe.report().counters["judge.end_to_end"] >= 1
+    assert telemetry.report().counters["judge.end_to_end"] >= 1
     (first.sum() + second.sum()).backward()
     assert module.linear.weight.grad is not None
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import torch_cudal1
 from tests.entries import Runs, plant, shifted
-from torch_cudal1.graph.flat import own_copy, stand_in
+from torch_cudal1.graph.functional_module import own_copy, stand_in
 
 
 class Tied(nn.Module):

@@ -179,7 +179,7 @@ def test_calls_that_want_gradients_and_get_none_end_the_trial_too(tmp_path: Path
     module = for_training(Branching(), tmp_path)
     for x in inputs(400):
         module(x)
-    assert not torch_cudal1.api.module.is_on_trial(module)
+    assert not torch_cudal1.api.accelerate.is_on_trial(module)
 
 
 def test_a_checkpointed_forward_is_the_modules_own_both_times(tmp_path: Path, clock: dict[str, float]) -> None:

@@ -20,16 +20,16 @@ from tests.entries import entry_for, plant, plant_compiled, same
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.shadow import _difference, _Shadowed, _Tolerance, _tolerance
-from torch_cudal1.core import native, observe
+from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph import swap as swapping
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.model import Aten, Program, Value
+from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Candidate
-from torch_cudal1.search.pipeline import choose
+from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache.quarantine import Quarantined, hold_back, reason_for, records
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.context import place_for
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -102,7 +102,7 @@ def accelerated(module: nn.Module, x: Any, tmp_path: Path, **options: Any) -> An
     return torch_cudal1.accelerate(module, x, **given)
 
 
-def events(what: str) -> list[observe.Event]:
+def events(what: str) -> list[telemetry.Event]:
     return [event for event in torch_cudal1.report().events if event.stage == "shadow" and event.what == what]
 
 
@@ -130,7 +130,7 @@ def test_what_is_left_of_sums_that_cancel_is_measured_by_their_terms(tmp_path, t
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_result(net, x, tmp_path, monkeypatch, caplog, fast):
     if not fast:
-        monkeypatch.setattr("torch_cudal1.runtime.fast.entry", lambda *, cuda: None)
+        monkeypatch.setattr("torch_cudal1.runtime.dispatch.entry", lambda *, cuda: None)
     elif not native.status()[0]:
         pytest.skip("the quick way needs the C++ extension")
     worn = Worn(monkeypatch, good=3)
@@ -307,9 +307,9 @@ def test_purging_an_entry_takes_its_record_along(net, x, tmp_path):
 
 def test_the_user_s_function_gets_the_event_and_may_raise(net, x, tmp_path, monkeypatch):
     Worn(monkeypatch, good=1)
-    told: list[observe.Event] = []
+    told: list[telemetry.Event] = []
 
-    def alert(event: observe.Event) -> None:
+    def alert(event: telemetry.Event) -> None:
         told.append(event)
         raise RuntimeError("the pager is broken")
 

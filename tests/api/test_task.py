@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.api.fleet.task import Answer, Order, Task
-from torch_cudal1.api.warm_up import WarmupResult
-from torch_cudal1.core.explanation import EndToEnd, Explanation, Interval, RegionReport
+from torch_cudal1.api.warmup import WarmupResult
+from torch_cudal1.core.report import EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.core.settings import Settings
 
 REGION = RegionReport(

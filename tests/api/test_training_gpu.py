@@ -12,7 +12,7 @@ from benchmarks.nets import FeedForward
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.context import place_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

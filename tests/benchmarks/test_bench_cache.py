@@ -8,7 +8,7 @@ import random
 import pytest
 
 from benchmarks import bench_cache
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.local_cache import LocalCache
 
 
 def test_it_runs_small_and_writes_its_results(tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from benchmarks import bench_evaluator
 from benchmarks.bench_evaluator import Run, main, programs
 from torch_cudal1.judge.checks.static.contract import source_contract
-from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

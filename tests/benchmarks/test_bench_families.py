@@ -21,10 +21,10 @@ from benchmarks.report import load
 from benchmarks.tables import render
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.flat import Flat
+from torch_cudal1.graph.functional_module import Flat
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.ir.model import Aten, Program
+from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import Proposal, propose
 

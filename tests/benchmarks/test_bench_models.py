@@ -18,7 +18,7 @@ from benchmarks.bench_models import contenders, main, run_model
 from benchmarks.models import Inputs
 from benchmarks.report import load
 from benchmarks.runner import Contender
-from torch_cudal1.core.observe import Event
+from torch_cudal1.core.telemetry import Event
 
 
 def _args(tmp_path: Path, *more: str) -> argparse.Namespace:

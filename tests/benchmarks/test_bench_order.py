@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import bench_order
 from benchmarks.bench_order import curves, means, products, replayed
-from torch_cudal1.search.cost_model.model import Unknown
+from torch_cudal1.search.cost_model.predictor import Unknown
 
 RESULTS = Path(bench_order.__file__).parent / "results"
 COMMITTED = json.loads((RESULTS / "schedule-order.json").read_text())

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 from benchmarks.decisions import decisions, explained
-from torch_cudal1.core import observe
-from torch_cudal1.core.explanation import Explanation, RegionReport
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.report import Explanation, RegionReport
 
 
 def test_races_are_told_in_order_and_long_reasons_keep_their_ends() -> None:
-    observe.reset()
-    observe.record("resolve", "miss", "key", reason="not told")
+    telemetry.reset()
+    telemetry.record("resolve", "miss", "key", reason="not told")
     why = "InductorError " + "x" * 5_000 + " no GPU backend"
-    observe.record("judge", "baselines", "key", best="eager", medians_us={"eager": 3.0}, failures={"inductor": why})
-    observe.record("judge", "timed", "key", details="not told")
-    observe.record("judge", "in_place", runs="inductor", speedup=0.9, low=0.8, high=float("inf"))
-    race, gate = decisions(observe.report())
+    telemetry.record("judge", "baselines", "key", best="eager", medians_us={"eager": 3.0}, failures={"inductor": why})
+    telemetry.record("judge", "timed", "key", details="not told")
+    telemetry.record("judge", "in_place", runs="inductor", speedup=0.9, low=0.8, high=float("inf"))
+    race, gate = decisions(telemetry.report())
     assert (race["what"], race["best"], race["medians_us"]) == ("baselines", "eager", {"eager": 3.0})
     reason = race["failures"]["inductor"]
     assert reason.startswith("InductorError")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.repeatability import Kernel, Row, kernels, run, summary
-from torch_cudal1.judge.benchmark.measure import Measurement
+from torch_cudal1.judge.benchmark.protocol import Measurement
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 

@@ -13,9 +13,9 @@ from benchmarks import ship
 from tests.ir.test_check import KERNEL
 from tests.store.conftest import make_entry
 from torch_cudal1.ir.records import Candidate, Entry
-from torch_cudal1.store.cache.cache import LocalCache
 from torch_cudal1.store.cache.inventory import Held, take_inventory
-from torch_cudal1.store.trust.trust import SHIPPED
+from torch_cudal1.store.cache.local_cache import LocalCache
+from torch_cudal1.store.trust.trust_policy import SHIPPED
 
 WITH_KERNEL = Candidate(KERNEL, "eager", "builtin", ("gemm",))
 

@@ -19,9 +19,9 @@ import torch
 
 from torch_cudal1.__main__ import main
 from torch_cudal1.ir.records import Candidate, Entry, Region
-from torch_cudal1.search import pipeline
-from torch_cudal1.store.cache import store
-from torch_cudal1.store.place import Place
+from torch_cudal1.search import tune as tune_module
+from torch_cudal1.store.cache import files
+from torch_cudal1.store.context import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = """\
@@ -277,7 +277,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         choice = Candidate(region.program, "eager", "baseline")
         return Entry(region.key, region.name, place.target, place.contract, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0")
 
-    monkeypatch.setattr(pipeline, "tune", tune)
+    monkeypatch.setattr(tune_module, "tune", tune)
     return
 
 
@@ -377,7 +377,7 @@ def test_a_full_disk_leaves_no_half_entry(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     done = run(capsys, "warmup", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json")
     assert done.code == 1
     assert "No space left on device" in done.err

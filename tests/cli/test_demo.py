@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from torch_cudal1.__main__ import main
-from torch_cudal1.cli.commands import demo, doctor, measure
+from torch_cudal1.cli.commands import demo, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import Model
 from torch_cudal1.core.errors import CacheMissError
-from torch_cudal1.core.explanation import Explanation, RegionReport
+from torch_cudal1.core.report import Explanation, RegionReport
 
 REGION = RegionReport(
     name="forward", key="k" * 64, kind="inference", granularity="whole", runs="x -> eager", origin="builtin", techniques=("x",)
@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         SimpleNamespace(accelerate=accelerate, explain=lambda m: Explanation(target="T", device="cpu", regions=(REGION,))),
     )
     monkeypatch.setattr(demo, "MODELS", (Model("Twice", "adds", lambda: (Twice().eval(), (torch.randn(64),))),))
-    monkeypatch.setattr(measure, "_compiled", lambda module, inputs: None)
+    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     return given
 

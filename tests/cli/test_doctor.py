@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import doctor
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.judge.sandbox.levels import Control, Probed
+from torch_cudal1.judge.sandbox.confinement_level import Control, Probed
 
 SANDBOXES = ["sandbox, own code", "sandbox, sources of others"]
 NAMES = [

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from torch_cudal1.__main__ import main
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Region, Target
-from torch_cudal1.store.cache.cache import LocalCache, Stored
+from torch_cudal1.store.cache.local_cache import LocalCache, Stored
 
 TARGET = Target("cpu", "x86_64", "a CPU", "", "2.13.0", "")
 

@@ -15,11 +15,11 @@ from tests.api import light
 from tests.store.conftest import make_entry
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.fleet import local
-from torch_cudal1.api.recording.recording import identity_of
+from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.cli.commands import device, doctor
-from torch_cudal1.core.forms import describe
-from torch_cudal1.ir.model import canonical_json
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.core.call_signature import describe
+from torch_cudal1.ir.program import canonical_json
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.recording_file import Mode, Seen, append
 
 Run = Callable[..., int]

@@ -17,16 +17,16 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import generate
 from torch_cudal1.cli.commands.generate import tasks_of
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.ingest.formats.tasks import Task
+from torch_cudal1.ingest.formats.published_task import Task
 from torch_cudal1.ingest.published.adopt import Adopted
-from torch_cudal1.judge.benchmark.brisk import Ready
-from torch_cudal1.judge.benchmark.duel import ChildSpinner
-from torch_cudal1.judge.benchmark.measure import Measurement
+from torch_cudal1.judge.benchmark.candidate_timing import Timed, stability
+from torch_cudal1.judge.benchmark.cross_process import ChildSpinner
+from torch_cudal1.judge.benchmark.protocol import Measurement
+from torch_cudal1.judge.benchmark.quick import Ready
 from torch_cudal1.judge.benchmark.statistics import summarise
-from torch_cudal1.judge.benchmark.timed import Timed, stability
 from torch_cudal1.judge.checks.profiles import TimingPlan
-from torch_cudal1.judge.pool import measure
-from torch_cudal1.judge.pool.lane import Lane
+from torch_cudal1.judge.pool import evaluator
+from torch_cudal1.judge.pool.slot import Lane
 from torch_cudal1.judge.reference.trial import Trial
 
 REFERENCE = """
@@ -65,7 +65,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "Lane", lambda terms: Lane(terms, timed))
+    monkeypatch.setattr(evaluator, "Lane", lambda terms: Lane(terms, timed))
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is
     target: Path, through: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
-    from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+    from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
 
     words = ("import", "torch", "class", "def", "return", "Code", "```python", "```")
     folder = create_tiny(target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024))

@@ -12,10 +12,10 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import judge, release
 from torch_cudal1.cli.commands.verdicts import EXIT_CODES, SCHEMA
 from torch_cudal1.ir.records import Accepted, Check, Rejected, Timing, Verdict
-from torch_cudal1.judge.evaluate.baselines import Baselines
-from torch_cudal1.judge.evaluate.court_pair import PairJob, PairJudgement
-from torch_cudal1.judge.reference.pair import SourceCandidate
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.evaluate.source_baselines import Baselines
+from torch_cudal1.judge.evaluate.source_evaluator import PairJob, PairJudgement
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 RIGHT = Verdict((Check("numerics", True, 1.01, 2.0, "normal inputs"), Check("special", True)))
 WRONG = Verdict((Check("numerics", False, 7.0, 2.0, "a bias is missing"),))

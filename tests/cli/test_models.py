@@ -13,7 +13,7 @@ import torch
 
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import doctor, models
-from torch_cudal1.core.explanation import Explanation, Plan, PlanRow, RegionReport
+from torch_cudal1.core.report import Explanation, Plan, PlanRow, RegionReport
 
 SOURCE = """\
 import torch

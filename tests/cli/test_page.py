@@ -8,7 +8,7 @@ import pytest
 
 from torch_cudal1.cli.view import page, plots
 from torch_cudal1.cli.view.page import Story, render, winners
-from torch_cudal1.core.explanation import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
+from torch_cudal1.core.report import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 
 ATTACKS = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title><script>", "'onload='x", "$\\frac{", "&lt;b&gt;"]
 MEASURED = EndToEnd(

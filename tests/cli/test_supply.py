@@ -18,8 +18,8 @@ from torch_cudal1.__main__ import main
 from torch_cudal1.api import targets
 from torch_cudal1.ir.records import Contract, Entry
 from torch_cudal1.store.bundle.imported import imported_roots
-from torch_cudal1.store.cache.cache import LocalCache
 from torch_cudal1.store.cache.inventory import take_inventory
+from torch_cudal1.store.cache.local_cache import LocalCache
 
 MODEL = """\
 import torch

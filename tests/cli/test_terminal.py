@@ -8,7 +8,7 @@ import json
 import pytest
 
 from torch_cudal1.cli.view.terminal import Progress, Screen, time_left
-from torch_cudal1.core.explanation import Interval
+from torch_cudal1.core.report import Interval
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torch_cudal1.cli.view import text
-from torch_cudal1.core.explanation import Interval
+from torch_cudal1.core.report import Interval
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.device.cuda.cubin import PARAM_BYTES, Cubin, check_launch, inspect_cubin
-from torch_cudal1.ir.model import Launch, LaunchArg, Value
+from torch_cudal1.ir.program import Launch, LaunchArg, Value
 
 triton = pytest.importorskip("triton", reason="cubins are compiled with Triton")
 import triton.language as tl  # noqa: E402

@@ -24,8 +24,8 @@ from tests.device.test_cubin import ADD, HIDDEN, POINTERS, build  # noqa: F401  
 from torch_cudal1.core.errors import DriverError, ProgramError
 from torch_cudal1.device.cuda import addresses, driver
 from torch_cudal1.device.cuda.driver import driver_status, prepare_launch
-from torch_cudal1.ir.execute import interpret
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import interpret
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime.executor import launch_through_driver
 
 RECORDER = Path(__file__).with_name("recorder.c")

@@ -12,7 +12,7 @@ import torch
 from torch_cudal1.device.cuda import nvrtc
 from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.device.cuda.nvrtc import Built, NotBuilt, compile_cuda, nvrtc_status
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime.executor import prepare
 
 SCALE = """

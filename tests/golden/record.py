@@ -35,19 +35,19 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.propose import few_product_islands, product_islands, rewritten
-from torch_cudal1.ir.model import Program, canonical_json
+from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import Accepted, Candidate, Check, Region, Rejected, Target, Timing, Verdict
 from torch_cudal1.kernels import build, propose
-from torch_cudal1.kernels.lower import lower
-from torch_cudal1.kernels.plan import Kernel
-from torch_cudal1.search.pipeline import tune
-from torch_cudal1.store.bundle.bundle import write_bundle
+from torch_cudal1.kernels.lowering import lower
+from torch_cudal1.kernels.proposal import Kernel
+from torch_cudal1.search.tune import tune
+from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.lockfile import lock_of, write_lock
-from torch_cudal1.store.cache.alias_file import encode_alias
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.decision_record import encode_alias
 from torch_cudal1.store.cache.entry_file import encode_entry, open_entry
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.cache.local_cache import LocalCache
+from torch_cudal1.store.context import place_for
 
 __all__ = ["GOLDEN", "SECTIONS"]
 

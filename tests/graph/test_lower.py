@@ -16,7 +16,7 @@ from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
-from torch_cudal1.ir.execute import interpret
+from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.ir.value_specs import unaligned_values, value_specs
 from torch_cudal1.judge.checks.static.contract import contract

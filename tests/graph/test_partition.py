@@ -12,7 +12,7 @@ from torch_cudal1.graph.fusion.partition import partition, splice, with_inputs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.propose import rewritten
 from torch_cudal1.ir.check import check_program, used_values
-from torch_cudal1.ir.model import step_outs
+from torch_cudal1.ir.program import step_outs
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.runtime.executor import prepare
 

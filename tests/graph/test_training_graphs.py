@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-import torch_cudal1.search.search as searching
+import torch_cudal1.search.strategy as searching
 from torch_cudal1 import judge
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import Island, partition
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.store.context import Place, place_for
 
 
 class Block(nn.Module):

@@ -13,19 +13,19 @@ import torch
 import torch_cudal1
 from tests.adversarial.nursery import forked_children
 from tests.entries import entry_for
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ingest.formats.tasks import Task
+from torch_cudal1.ingest.formats.published_task import Task
 from torch_cudal1.ingest.published import adopt
 from torch_cudal1.ingest.published.adopt import Adoption
 from torch_cudal1.ir.records import Candidate, Check, Entry, Region, Rejected, Timing, Verdict
-from torch_cudal1.judge.evaluate import court, race
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob, PairJudgement
-from torch_cudal1.judge.reference.pair import SourceCandidate
-from torch_cudal1.search import pipeline
-from torch_cudal1.search.pipeline import Choice, end_to_end_name
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob, PairJudgement
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
+from torch_cudal1.search import tune
+from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.store.context import Place, place_for
 
 CPU = torch.device("cpu")
 HEAD = "import torch\n"
@@ -81,9 +81,9 @@ def nursery() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """One baseline, and a clock that every right Program wins on: what is raced, and how long, is tested elsewhere."""
-    monkeypatch.setattr(pipeline, "_schedules", lambda place: ["eager"])
-    monkeypatch.setattr(race, "_BUDGET_S", 0.5)
-    monkeypatch.setattr(court, "_measured", won)
+    monkeypatch.setattr(tune, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
+    monkeypatch.setattr(evaluator, "_measured", won)
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(adoption: Ado
     with torch.no_grad():
         expected = model(x)
         measured_whole(captured_regions(model, (x,))[0], entry, place)
-        before = observe.report().counters
+        before = telemetry.report().counters
         torch_cudal1.accelerate(model, x, cache_dir=place.settings.cache_dir, strictness="error")
         torch.testing.assert_close(model(x), expected)
     (region,) = torch_cudal1.explain(model).regions
-    after = observe.report().counters
+    after = telemetry.report().counters
     assert region.origin == "published"
     assert region.key == found.region_key
     for counter in ("regions_tuned", "candidates_judged"):

@@ -17,8 +17,8 @@ from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ingest.formats.flashinfer import Definition, Evaluation, Solution, Trace, Workload
 from torch_cudal1.ingest.formats.flashinfer_export import Exported, NotExpressible, exported
 from torch_cudal1.ingest.formats.flashinfer_tasks import is_dataset, tasks_in
-from torch_cudal1.ingest.formats.tasks import Damaged, Task
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ingest.formats.published_task import Damaged, Task
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Region
 
 RUN = "import torch\n\ndef run(x, w, scale):\n    return (x @ w) * scale\n"

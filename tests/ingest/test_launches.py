@@ -13,9 +13,9 @@ from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ingest.published import launches, tidy
-from torch_cudal1.ingest.published.trace import run_once
+from torch_cudal1.ingest.published.trace_source import run_once
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, Program, Value
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Value
 
 triton = pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ import torch
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import is_random
 from torch_cudal1.ir.check import check_program, is_random_program
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 
 CPU = TensorSpec("float32", (4, 8), (8, 1), "cpu")
 GPU = TensorSpec("float32", (4, 8), (8, 1), "cuda")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Region
-from torch_cudal1.judge.reference.subject import RegionSubject
+from torch_cudal1.judge.reference.region_reference import RegionSubject
 
 V = Value
 BATCH, WIDE, OUT = 32, 48, 64

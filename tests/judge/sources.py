@@ -13,9 +13,9 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
 __all__ = ["FORWARD", "HEAD", "REFERENCE", "SourceBench", "source", "source_bench"]
 

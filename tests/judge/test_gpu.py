@@ -11,7 +11,7 @@ from torch import nn
 from tests.judge.programs import V, candidate, linear_relu, op
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import SCHEDULES, Accepted, Candidate, Contract, Region, Rejected, Target
 from torch_cudal1.judge import Job, Ranking, build, evidence, judge, rank_baselines
 from torch_cudal1.kernels import propose

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.kernels.islands import Step
 from torch_cudal1.api.special import log_bessel_i, log_bessel_k
-from torch_cudal1.ir.model import Value
+from torch_cudal1.ir.program import Value
 
 aten = torch.ops.aten
 INF, NAN = float("inf"), float("nan")

@@ -23,7 +23,7 @@ from tests.kernels.compare_products import normal
 from tests.kernels.islands import Step, interpret, island
 from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.graph.lower import lower
-from torch_cudal1.ir.model import Program, Value
+from torch_cudal1.ir.program import Program, Value
 from torch_cudal1.kernels import propose
 
 INF, NAN = float("inf"), float("nan")

@@ -21,7 +21,7 @@ from tests.kernels.compare import errors
 from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, aligned, heads_of
 from tests.kernels.compare_products import normal
 from tests.kernels.islands import interpret
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels import propose
 
 RESULTS = ("query", "key", "value")

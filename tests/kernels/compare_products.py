@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.kernels.compare import errors
 from tests.kernels.islands import interpret, island
 from torch_cudal1.kernels import Proposal, propose
-from torch_cudal1.kernels.templates.gemm_schedules import Schedule
+from torch_cudal1.kernels.templates.gemm_tiles import Schedule
 
 Function = Callable[..., Any]
 TILES = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from tests.kernels.islands import emitted
-from torch_cudal1.ir.model import Alloc, Launch, Program, Value
-from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.ir.program import Alloc, Launch, Program, Value
+from torch_cudal1.kernels.proposal import Kernel, Proposal
 
 __all__ = ["compiler", "run_on_cpu"]
 

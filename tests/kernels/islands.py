@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_cudal1.ir.model import Alloc, Aten, Launch, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Aten, Launch, Program, TensorSpec, Value
 from torch_cudal1.kernels.codegen.compile import load_source
-from torch_cudal1.kernels.lower import Cubin, Lowered, assemble, lower
-from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.kernels.lowering import Cubin, Lowered, assemble, lower
+from torch_cudal1.kernels.proposal import Proposal
 
 GUARD = 64  # elements before and after each output that a kernel must not touch
 LIBDEVICE = {

@@ -21,11 +21,11 @@ from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Aten, Launch, Program, Value
+from torch_cudal1.ir.program import Aten, Launch, Program, Value
 from torch_cudal1.ir.records import Region
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.runtime.executor import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +279,7 @@ def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(dtype: torch.dt
 
 
 def test_both_ways_of_fp32s_accuracy_are_proposed_with_and_without_a_softmax() -> None:
-    """Six products without one were wrong on an H100 where ptxas made code that is refused now (`kernels.sass`)."""
+    """Six products without one were wrong on an H100 where ptxas made code that is refused now (`kernels.codegen.sass`)."""
     methods = {}
     for name in ("relu", "ragged"):
         function, given = CASES[name]

@@ -23,14 +23,14 @@ from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.graph.propose import product_islands
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.cost import estimate
-from torch_cudal1.ir.model import Aten, Launch, Program, Value
+from torch_cudal1.ir.program import Aten, Launch, Program, Value
 from torch_cudal1.ir.records import Region
 from torch_cudal1.judge.reference.analysis import analyse
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.templates.attention_backward import FAMILY
-from torch_cudal1.search.island_race import RACED
+from torch_cudal1.search.shortlist import RACED
 
 ROOT = Path(__file__).parents[2]
 # of the result's type: a chain of three products and an exponential, relative to results that are small beside their terms. In fp32

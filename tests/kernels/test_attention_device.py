@@ -15,7 +15,7 @@ from tests.kernels.compare import errors, outputs_of
 from tests.kernels.islands import island
 from tests.kernels.test_device import placed
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.runtime.executor import prepare
 
@@ -26,7 +26,7 @@ LAYOUTS = [name for name in compare_products.CASES if "batch" in name or "heads"
 
 def check(program: Program, inputs: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
     """Every proposal that has usable machine code, twice, against eager's results on this GPU and float64's. A search passes over
-    one whose machine code is refused (`kernels.sass`); all of them refused is a failure here.
+    one whose machine code is refused (`kernels.codegen.sass`); all of them refused is a failure here.
     """
     major, minor = torch.cuda.get_device_capability()
     built = [(one, found) for one in propose(program, 10 * major + minor) if (found := usable(program, one, 10 * major + minor))]

@@ -16,12 +16,12 @@ from torch_cudal1.api.special import log_bessel_i, log_bessel_k
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Alloc, Aten, Launch, Program, TensorSpec, Value, canonical_json
+from torch_cudal1.ir.program import Alloc, Aten, Launch, Program, TensorSpec, Value, canonical_json
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.codegen.compile import _checked, without_dead_globals
-from torch_cudal1.kernels.lower import lower
+from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.ops.pointwise import FLOAT_UNARY
-from torch_cudal1.kernels.plan import shared_limit
+from torch_cudal1.kernels.proposal import shared_limit
 
 X, W, X4, W6 = torch.rand(64, 1000), torch.rand(1000), torch.rand(4, 6, 20, 20), torch.rand(6)
 

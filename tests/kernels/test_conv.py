@@ -16,11 +16,11 @@ from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
-from torch_cudal1.ir.model import Launch
+from torch_cudal1.ir.program import Launch
 from torch_cudal1.kernels.codegen.compile import build
-from torch_cudal1.kernels.lower import lower, propose
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.templates.conv_schedules import Schedule
+from torch_cudal1.kernels.lowering import lower, propose
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.kernels.templates.conv_tiles import Schedule
 from torch_cudal1.runtime.executor import prepare
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

@@ -18,15 +18,15 @@ from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Launch, Program
+from torch_cudal1.ir.program import Launch, Program
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
 from torch_cudal1.kernels import Proposal, build, propose
-from torch_cudal1.kernels.expr.trace import trace
-from torch_cudal1.kernels.lower import lower
-from torch_cudal1.kernels.ops.products import Product, product_of
-from torch_cudal1.kernels.plan import shared_limit
+from torch_cudal1.kernels.expr.from_program import trace
+from torch_cudal1.kernels.lowering import lower
+from torch_cudal1.kernels.ops.matmul import Product, product_of
+from torch_cudal1.kernels.proposal import shared_limit
 from torch_cudal1.kernels.templates.gemm import parts_of
-from torch_cudal1.kernels.templates.gemm_schedules import Schedule, bound_s, schedules
+from torch_cudal1.kernels.templates.gemm_tiles import Schedule, bound_s, schedules
 
 ROOT = Path(__file__).parents[2]
 # Of the output dtype, where eager itself has fewer. fp32 sums of up to 300 terms in another order are about sqrt(300) roundings of

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build
-from torch_cudal1.kernels.templates.gemm_schedules import Schedule
+from torch_cudal1.kernels.templates.gemm_tiles import Schedule
 from torch_cudal1.runtime.executor import prepare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import Aten, Call, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value
 from torch_cudal1.kernels import propose
-from torch_cudal1.kernels.codegen.staged import first_nest
-from torch_cudal1.kernels.expr.trace import trace
+from torch_cudal1.kernels.codegen.multi_kernel import first_nest
+from torch_cudal1.kernels.expr.from_program import trace
 
 aten = torch.ops.aten
 X, S = torch.zeros(8, 12), torch.zeros(12, 12)

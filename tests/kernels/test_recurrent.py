@@ -16,11 +16,11 @@ from tests.kernels.islands import emitted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
 from torch_cudal1.graph.fusion.partition import partition
-from torch_cudal1.ir.model import Aten, Launch, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Launch, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import propose
 from torch_cudal1.kernels.codegen.compile import build
-from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.kernels.templates.recurrent import recurrences
 from torch_cudal1.runtime.executor import prepare
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen import compile as compiling
 from torch_cudal1.kernels.codegen.sass import unwritten
@@ -58,6 +58,6 @@ def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(NotLowerableError, match="nothing wrote, such as 2d30: UIADD3 UR12"):
         compiling._checked(compiled, "kernel", 90)
     monkeypatch.setattr(compiling, "disassembled", lambda cubin: None)
-    before = observe.report().counters.get("kernels.machine_code_not_read", 0)
+    before = telemetry.report().counters.get("kernels.machine_code_not_read", 0)
     assert compiling._checked(compiled, "kernel", 90).warps == 4
-    assert observe.report().counters["kernels.machine_code_not_read"] == before + 1
+    assert telemetry.report().counters["kernels.machine_code_not_read"] == before + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.program import Program, TensorSpec
 
 __all__ = ["assert_same", "bits", "drawn", "in_threads", "outcome"]
 

@@ -18,10 +18,10 @@ import torch_cudal1
 from tests.device.test_cubin import ADD, HIDDEN, build  # noqa: F401  (fixtures, here and below)
 from tests.device.test_driver import GPU, add, cuda, number, recorder_path  # noqa: F401
 from tests.entries import plant
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import DriverError
 from torch_cudal1.device.cuda import driver
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -64,7 +64,7 @@ def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.Mon
 
 def refusal() -> str:
     """Why ours was given up, once."""
-    (reason,) = [str(event.facts["reason"]) for event in observe.report().events if event.what == "fallback"]
+    (reason,) = [str(event.facts["reason"]) for event in telemetry.report().events if event.what == "fallback"]
     return reason
 
 
@@ -73,7 +73,7 @@ def test_such_a_program_launches(served, cuda):  # noqa: F811
     for count in (1, 2, 3):
         assert torch.equal(net(X), net._call_impl(X))
         assert number(cuda, "calls_launch") == count
-    assert observe.report().counters.get("fallbacks", 0) == 0
+    assert telemetry.report().counters.get("fallbacks", 0) == 0
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {  # what differs in the launch, what is said
@@ -126,4 +126,4 @@ def test_a_lost_device_is_told_the_caller_with_the_kernel_s_name(served, cuda): 
     for _ in range(2):
         with pytest.raises(DriverError, match="CUDA_ERROR_LAUNCH_FAILED; kernel 'add_kernel'"):
             net(X)
-    assert observe.report().counters.get("fallbacks", 0) == 0  # nothing that runs after this can be trusted
+    assert telemetry.report().counters.get("fallbacks", 0) == 0  # nothing that runs after this can be trusted

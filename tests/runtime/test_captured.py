@@ -15,10 +15,10 @@ import torch
 
 from tests.device.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.device.test_driver import add, cuda, number, recorder_path  # noqa: F401
-from tests.runtime.test_cudagraph import graphed, needs_extension  # noqa: F401
+from tests.runtime.test_cuda_graph import graphed, needs_extension  # noqa: F401
+from torch_cudal1.device.cuda.copy_kernels import WIDTHS, ptx
 from torch_cudal1.device.cuda.cubin import inspect_cubin
-from torch_cudal1.device.cuda.movers import WIDTHS, ptx
-from torch_cudal1.runtime.cudagraph import GraphedRunner
+from torch_cudal1.runtime.cuda_graph import GraphedRunner
 
 
 @needs_extension

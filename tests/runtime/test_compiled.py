@@ -15,10 +15,10 @@ from benchmarks import models
 from tests.judge.programs import linear_relu
 from tests.runtime.executors import assert_same, drawn, in_threads
 from tests.runtime.test_schedule import WHOLE
-from torch_cudal1.core import native, observe
+from torch_cudal1.core import native, telemetry
 from torch_cudal1.graph.captured import captured_regions
-from torch_cudal1.ir.execute import interpret
-from torch_cudal1.ir.model import Alloc, Aten, Call, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import interpret
+from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec, Value
 from torch_cudal1.runtime import compiled
 from torch_cudal1.runtime.compiled import NotCompiled, compile_program
 from torch_cudal1.runtime.executor import prepare
@@ -192,12 +192,12 @@ def test_what_the_plan_cannot_hold_runs_in_python_with_the_reason(name):
     answer = compile_program(whole, CPU)
     assert isinstance(answer, NotCompiled)
     assert reason in answer.reason
-    observe.reset()
+    telemetry.reset()
     tensors = inputs_of(whole)
     with torch.no_grad():
         ours, theirs = prepare(whole, CPU)(tensors), interpret(whole, CPU)(tensors)
     assert len(ours) == len(theirs)
-    (event,) = [event for event in observe.report().events if event.what == "interpreted"]
+    (event,) = [event for event in telemetry.report().events if event.what == "interpreted"]
     assert event.facts["reason"] == answer.reason
 
 

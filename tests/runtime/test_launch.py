@@ -23,8 +23,8 @@ from tests.runtime.executors import in_threads
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError, ProgramError
 from torch_cudal1.device.cuda import addresses, driver
-from torch_cudal1.ir.execute import interpret
-from torch_cudal1.ir.model import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import interpret
+from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime.compiled import NotCompiled, compile_program
 from torch_cudal1.runtime.executor import launch_through_driver, prepare
 

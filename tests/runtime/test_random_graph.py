@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels.islands import island
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.runtime.random_graph import refuse_host_numbers
 from torch_cudal1.runtime.schedule import build
 

@@ -11,8 +11,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.execute import interpret, skip_launch
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import interpret, skip_launch
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import output_specs, value_specs
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.runtime.operator import register, run_operator

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.ir.model import Aten, Call, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value
 
 SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")
 INNER = {name: Program((SPEC,), (Aten(f"aten.{name}.default", (Value(0),), (), (1,)),), (1,)) for name in ("tanh", "neg")}

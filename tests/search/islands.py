@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.kernels.lower import propose
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.traits import Island, island_of
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.kernels.features import Island, island_of
+from torch_cudal1.kernels.lowering import propose
+from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.timings import Timing, timing_of
 
 SIZES = tuple((m, n, k) for m in (256, 1024, 4096) for n in (512, 2048) for k in (512, 4096))

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 
 from tests.search.islands import SIZES, family, island, product, timings, took_us
-from torch_cudal1.kernels.lower import lower
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.templates.gemm_schedules import METHODS
-from torch_cudal1.search.cost_model.model import CostModel, Unknown, learn
+from torch_cudal1.kernels.lowering import lower
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.kernels.templates.gemm_tiles import METHODS
+from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, learn
 from torch_cudal1.search.evolution.buckets import contrasting
 from torch_cudal1.search.evolution.generation import next_generation
-from torch_cudal1.search.evolution.offspring import child_of, legal
+from torch_cudal1.search.evolution.mutators import child_of, legal
 
 HELD_OUT = (4096, 2048, 4096)
 MODEL = learn(timings([one for one in SIZES if one != HELD_OUT]), "gemm")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.search.islands import SIZES, family, island, product, timings, took_us
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.records import Candidate, Region, Rejected
-from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.learner import Learner
 from torch_cudal1.search.cost_model.timings import Timing, add, read
 from torch_cudal1.search.evolution import generations
@@ -113,12 +113,12 @@ def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_pa
 
 
 def test_children_that_win_are_counted(tmp_path: Path) -> None:
-    observe.reset()
+    telemetry.reset()
     race = a_race(a_learner(tmp_path), [])
     children = run(race, family(*HELD_OUT)[:4])
     race.heard([(one, 0.5) for one in children if isinstance(one, Candidate)])
-    assert observe.report().counters["children_won"] == 1
-    assert observe.report().counters["children_built"] == len(children)
+    assert telemetry.report().counters["children_won"] == 1
+    assert telemetry.report().counters["children_built"] == len(children)
 
 
 def test_a_searchs_own_heats_teach_its_next_islands(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_a_searchs_own_heats_teach_its_next_islands(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    observe.reset()
+    telemetry.reset()
     learner = Learner(tmp_path / "file" / "one.jsonl", 90, ())
     learner.note(PROGRAM, {family(*HELD_OUT)[0]: 3.0})
-    assert observe.report().counters["search.timings_not_kept"] == 1
+    assert telemetry.report().counters["search.timings_not_kept"] == 1
 
 
 def test_the_file_is_not_read_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

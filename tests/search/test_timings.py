@@ -15,7 +15,7 @@ import pytest
 from torch_cudal1.ir.records import Contract, Target
 from torch_cudal1.search.cost_model import timings
 from torch_cudal1.search.cost_model.timings import Timing, add, parsed, path_of, read
-from torch_cudal1.store.cache.store import NotStored, Stored
+from torch_cudal1.store.cache.files import NotStored, Stored
 
 ONE = Timing("gemm", {"m": 4, "n": 8}, {"method": "half", "rows": 16, "loop": True}, 2.0, 3.5)
 TARGET = Target("cuda", "sm_90", "some GPU", "580", "2.11", "3.6")

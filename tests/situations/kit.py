@@ -65,7 +65,7 @@ class Accelerated:
         torch_cudal1.accelerate(module, args, cache_dir=self.cache_dir)
         if kwargs:
             torch_cudal1.accelerate(module, kwargs, cache_dir=self.cache_dir)
-        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.api.module.Dispatcher)
+        self.bound += isinstance(module._compiled_call_impl, torch_cudal1.api.accelerate.Dispatcher)
         return module
 
 

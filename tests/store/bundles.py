@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.store.conftest import CONTRACT, HERE, make_entry
-from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.ir.records import Target
-from torch_cudal1.store.bundle.bundle import FORMAT, METADATA_KEY, write_bundle
-from torch_cudal1.store.cache.alias_file import encode_alias
-from torch_cudal1.store.cache.cache import LocalCache, alias_path, entry_path
+from torch_cudal1.store.bundle.bundle_file import FORMAT, METADATA_KEY, write_bundle
+from torch_cudal1.store.cache.decision_record import encode_alias
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.trust.signature import load_signer, new_key
-from torch_cudal1.store.trust.trust import Rules
+from torch_cudal1.store.cache.local_cache import LocalCache, alias_path, entry_path
+from torch_cudal1.store.trust.signatures import load_signer, new_key
+from torch_cudal1.store.trust.trust_policy import Rules
 
 KEY, OTHER_KEY, NAME = "ab" * 32, "ef" * 32, "cd" * 32
 GPU = Target("cuda", "sm_90", "NVIDIA H200", "580.1", "2.13.0", "3.7.1")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudal1.ir.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value, tensor_digest
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
 
 HERE = Target("cpu", "x86_64", "Some CPU", "", "2.13.0", "3.7.1")

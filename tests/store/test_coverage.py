@@ -14,11 +14,11 @@ from torch_cudal1.ir.records import TOLERANCE_VERSION, Candidate, Contract
 from torch_cudal1.store.bundle.coverage import Coverage, Deployment, Wanted, coverage_of
 from torch_cudal1.store.bundle.imported import import_bundle
 from torch_cudal1.store.cache import quarantine
-from torch_cudal1.store.cache.alias_file import call_name
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.decision_record import call_name
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.place import cache_for
-from torch_cudal1.store.trust.trust import Rules
+from torch_cudal1.store.cache.local_cache import LocalCache
+from torch_cudal1.store.context import cache_for
+from torch_cudal1.store.trust.trust_policy import Rules
 
 WANTED = (Wanted("model", (KEY, OTHER_KEY)),)
 REGIONS = (Wanted("model", (KEY, OTHER_KEY), is_call=False),)

@@ -17,14 +17,14 @@ import torch
 
 from tests.entries import entry_for
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Entry, Region
-from torch_cudal1.search import pipeline
-from torch_cudal1.store.cache.cache import Broken, Found, alias_path, entry_path
+from torch_cudal1.search import tune
 from torch_cudal1.store.cache.entry_file import encode_entry
+from torch_cudal1.store.cache.files import files_under, write_file
+from torch_cudal1.store.cache.local_cache import Broken, Found, alias_path, entry_path
 from torch_cudal1.store.cache.resolve import Hit
-from torch_cudal1.store.cache.store import files_under, write_file
-from torch_cudal1.store.place import place_for
+from torch_cudal1.store.context import place_for
 
 FORK = multiprocessing.get_context("fork")  # the children touch files only; starting a fresh torch would cost seconds each
 PROCESSES, KEYS, KILLS, WRITERS = 64, 6, 200, 8
@@ -65,12 +65,12 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(tmp_path: Path, monkey
         own = entry_for(asked, Candidate(asked.program, "eager", "rewrites", ("planted",)), settings)
         return dataclasses.replace(own, package=str(os.getpid()))
 
-    monkeypatch.setattr(pipeline, "tune", built)
+    monkeypatch.setattr(tune, "tune", built)
 
     def starts(seed: int) -> Callable[[], None]:
         def work() -> None:
             for each in random.Random(seed).sample(regions, len(regions)):
-                entry = pipeline.choose(each, place).entry
+                entry = tune.choose(each, place).entry
                 assert entry is not None
                 with open(chosen, "a") as file:
                     file.write(f"{each.key} {entry.package}\n")

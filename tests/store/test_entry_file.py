@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from tests.store.conftest import make_entry, program
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss
 from torch_cudal1.store.cache.entry_file import (
     METADATA_KEY,

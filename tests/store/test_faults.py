@@ -17,11 +17,11 @@ import pytest
 
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache import store
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
+from torch_cudal1.store.cache import files
 from torch_cudal1.store.cache.entry_file import encode_entry
+from torch_cudal1.store.cache.files import NotStored, Stored, hold, read_file, remove_leftovers, write_file
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
 from torch_cudal1.store.cache.resolve import Hit
-from torch_cudal1.store.cache.store import NotStored, Stored, hold, read_file, remove_leftovers, write_file
 
 OLD, NEW = encode_entry(make_entry(package="old")), encode_entry(make_entry(package="new"))
 
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(files, "_PAUSES_S", (0.0, 0.0))
 
 
 def left_in(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ class Full(io.FileIO):
 def test_a_disk_that_fills_up_at_any_byte_keeps_the_old_entry(path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     Full.room = room
     with monkeypatch.context() as patch:
-        patch.setattr(store, "open", lambda name, mode: io.BufferedWriter(Full(name, mode)), raising=False)
+        patch.setattr(files, "open", lambda name, mode: io.BufferedWriter(Full(name, mode)), raising=False)
         answer = write_file(path, NEW)
     assert isinstance(answer, NotStored)
     assert str(path) in answer.reason
@@ -169,9 +169,9 @@ def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(path: Pat
         stale()
         return io.open(name, mode)  # noqa: UP020  the built-in is what is replaced
 
-    monkeypatch.setattr(store, "open", opened, raising=False)
+    monkeypatch.setattr(files, "open", opened, raising=False)
     assert read_file(path, 1 << 30) == OLD
-    monkeypatch.setattr(store, "open", failing(errno.ESTALE), raising=False)
+    monkeypatch.setattr(files, "open", failing(errno.ESTALE), raising=False)
     miss = read_file(path, 1 << 30)
     assert isinstance(miss, Miss)
     assert os.strerror(errno.ESTALE) in miss.reason
@@ -183,7 +183,7 @@ def test_without_locks_entries_are_still_stored_and_searches_go_on(
 ) -> None:
     path.with_suffix(".search.lock").touch()  # both lock files are there, from a file system that had locks
     monkeypatch.setattr(fcntl, "flock", failing(number))
-    monkeypatch.setattr(store, "_WRITE_LOCK_S", 3600.0)  # nothing waits for a lock that cannot be had
+    monkeypatch.setattr(files, "_WRITE_LOCK_S", 3600.0)  # nothing waits for a lock that cannot be had
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
     with hold(path.with_suffix(".search.lock"), 3600.0) as state:
@@ -193,10 +193,10 @@ def test_without_locks_entries_are_still_stored_and_searches_go_on(
 
 
 def test_a_writer_that_never_ends_is_not_waited_for_forever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_WRITE_LOCK_S", 0.05)
+    monkeypatch.setattr(files, "_WRITE_LOCK_S", 0.05)
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", code, store._lock_path(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", code, files._lock_path(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as frozen:
         assert frozen.stdout is not None
         assert frozen.stdout.readline() == b"held\n"
@@ -216,7 +216,7 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever(path: Path, monkeypa
 
 @pytest.mark.parametrize("skew_s", [-10 * 365 * 86400, 10 * 365 * 86400], ids=["past", "future"])
 def test_times_of_files_mean_nothing(path: Path, skew_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, left = Path(store._lock_path(path)), path.with_name(f".{path.name}.1.aa.tmp")
+    lock, left = Path(files._lock_path(path)), path.with_name(f".{path.name}.1.aa.tmp")
     left.write_bytes(b"half")
     search = path.with_suffix(".search.lock")
     search.touch()
@@ -243,7 +243,7 @@ def test_the_next_writer_removes_what_killed_ones_left_of_this_name_only(path: P
 
 
 def test_lock_files_of_dead_processes_with_anything_in_them_hold_nothing(path: Path) -> None:
-    for lock in (Path(store._lock_path(path)), path.with_suffix(".search.lock")):
+    for lock in (Path(files._lock_path(path)), path.with_suffix(".search.lock")):
         lock.write_text("1\nsome-host\n")  # what locks by existence write; nobody flocks it
     assert write_file(path, NEW) == Stored(path)
     with hold(path.with_suffix(".search.lock"), 0.5) as state:

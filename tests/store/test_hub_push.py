@@ -17,7 +17,7 @@ from tests.entries import plant
 from tests.signing import allow, make_signer
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from tests.store.hub_server import HubServer
-from tests.store.test_hub import (
+from tests.store.test_hub_source import (
     ENTRY,
     NAME,
     OTHER,
@@ -35,12 +35,13 @@ from tests.store.test_hub import (
 )
 from torch_cudal1.__main__ import main
 from torch_cudal1.core.settings import PREFIX, Settings
-from torch_cudal1.device.machine import target_for
+from torch_cudal1.device.target import target_for
 from torch_cudal1.ir.records import Entry, Miss
-from torch_cudal1.search.pipeline import choose
+from torch_cudal1.search.tune import choose
 from torch_cudal1.store.cache import quarantine
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
 from torch_cudal1.store.cache.inventory import take_inventory
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.context import place_for
 from torch_cudal1.store.hub import hub_layout, hub_push
 from torch_cudal1.store.hub.hub_client import Unread
 from torch_cudal1.store.hub.hub_layout import (
@@ -54,7 +55,6 @@ from torch_cudal1.store.hub.hub_layout import (
 )
 from torch_cudal1.store.hub.hub_pull import Pulled, pull
 from torch_cudal1.store.hub.hub_push import offers_of, push
-from torch_cudal1.store.place import place_for
 
 __all__ = ["client", "filled", "hub", "repository"]  # fixtures
 

@@ -21,9 +21,9 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.bundle import imported as imported_module
 from torch_cudal1.store.bundle.imported import Imported, import_bundle, imported_roots
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
-from torch_cudal1.store.place import cache_for
+from torch_cudal1.store.context import cache_for
 
 FORK = multiprocessing.get_context("fork")  # the children only write files; starting a fresh torch would cost seconds each
 FILES = 4
@@ -253,7 +253,7 @@ def test_processes_that_import_at_once_do_not_disturb_each_other(tmp_path: Path,
 def test_without_locks_an_import_still_is_whole(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import contextmanager
 
-    from torch_cudal1.store.cache.store import LockState
+    from torch_cudal1.store.cache.files import LockState
 
     @contextmanager
     def no_locks(path: Path, timeout_s: float) -> Any:

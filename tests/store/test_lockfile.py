@@ -15,9 +15,9 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.store.bundle.lockfile import Difference, Lock, differences, lock_of, read_lock, write_lock
-from torch_cudal1.store.cache.cache import LocalCache
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.trust.signature import load_signer, new_key
+from torch_cudal1.store.cache.local_cache import LocalCache
+from torch_cudal1.store.trust.signatures import load_signer, new_key
 
 TIMING = {"speedup": 1.41239, "low": 1.38, "high": 1.5, "candidate_us": 20.0, "baseline_us": 28.2, "baseline": "eager"}
 

@@ -20,9 +20,9 @@ from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Miss
 from torch_cudal1.store.bundle.imported import import_bundle, imported_roots
-from torch_cudal1.store.cache.cache import LocalCache, entry_path
-from torch_cudal1.store.cache.store import NotStored
-from torch_cudal1.store.trust.trust import Rules
+from torch_cudal1.store.cache.files import NotStored
+from torch_cudal1.store.cache.local_cache import LocalCache, entry_path
+from torch_cudal1.store.trust.trust_policy import Rules
 
 Told = tuple[str, Path]  # the message, and the file that it must name
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.brisk import Ready
-from torch_cudal1.judge.benchmark.timed import Timed
+from torch_cudal1.judge.benchmark.candidate_timing import Timed
+from torch_cudal1.judge.benchmark.quick import Ready
 
 
 class Scripted(Ready):

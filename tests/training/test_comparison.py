@@ -17,8 +17,8 @@ from torch_cudal1.training.experiments.comparison import (
     summaries,
 )
 from torch_cudal1.training.experiments.exam import best_curve
+from torch_cudal1.training.experiments.experiment_report import experiment_page, run_sections, tables_of
 from torch_cudal1.training.experiments.plan import HeldOut, Plan
-from torch_cudal1.training.experiments.report import experiment_page, run_sections, tables_of
 
 PLAN = Plan(name="known", device="cpu", endpoint="Made up.", held_out=HeldOut(measurements=4, cap=8, reported=(1, 4)))
 TASKS = tuple(f"t{i}" for i in range(12))

@@ -13,7 +13,7 @@ import torch
 
 from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluator
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.model import TinySpec
+from torch_cudal1.ingest.llm.policy import TinySpec
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.experiments.experiment import Bench, base_of, cell_of
 from torch_cudal1.training.experiments.plan import ARMS, HeldOut, Plan, read_plan

@@ -14,10 +14,10 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.records import Undecodable
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.terms import Terms
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import HACKS
 from torch_cudal1.training.ksl.ops import task_of

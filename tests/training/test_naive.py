@@ -10,8 +10,8 @@ import torch
 from tests.training.sources import TASK, program, source
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.lane import Lane
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
+from torch_cudal1.judge.pool.slot import Lane
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.naive import NaiveEvaluator
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.model import Rollout, TinySpec, Writer, create_tiny, token_logprobs
+from torch_cudal1.ingest.llm.policy import Rollout, TinySpec, Writer, create_tiny, token_logprobs
 from torch_cudal1.training.rl_native import (
     Batch,
     Generation,

@@ -15,7 +15,7 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database, Sample, digest
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.judge.pool.measured import Decoded
 from torch_cudal1.training.contrastive import ContrastiveStep

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.training.test_rl_trl import CONFIG, taught  # noqa: F401  a fixture
-from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.policy import Writer
 
 pytest.importorskip("trl")
 ROOT = Path(__file__).resolve().parents[2]

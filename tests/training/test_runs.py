@@ -15,7 +15,7 @@ from tests.training.world import TASKS, Rules, SyntheticCodec, SyntheticEvaluato
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.model import TinySpec, Writer
+from torch_cudal1.ingest.llm.policy import TinySpec, Writer
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.benches import Ground, TeachingText, ground_bench
 from torch_cudal1.training.experiments.experiment import Bench

@@ -14,7 +14,7 @@ from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.recorder import Recorder

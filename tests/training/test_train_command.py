@@ -14,7 +14,7 @@ import torch
 from torch_cudal1.__main__ import main
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.training.command import _of_seed
-from torch_cudal1.training.experiments.demo import DEMO
+from torch_cudal1.training.experiments.demo_plan import DEMO
 
 FIT = {"steps": 8, "batch": 8, "learning_rate": 3e-3}
 SMALL = {

@@ -19,15 +19,15 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_cudal1.api import recurrent_frames
+from torch_cudal1.api import dynamo_rnn
 from torch_cudal1.api.trial_step import MORE_THAN_NOISE
-from torch_cudal1.core import observe
-from torch_cudal1.core.collector import collector_paused
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, NotLowerableError, SettingError
+from torch_cudal1.core.gc_pause import collector_paused
 from torch_cudal1.core.settings import Settings
 
 if TYPE_CHECKING:
-    from torch_cudal1.api.ranks.ranks import Apart, Told
+    from torch_cudal1.api.ranks.consensus import Apart, Told
 
 _Answer: TypeAlias = "tuple[Callable[..., Any] | None, Told | Apart]"  # what runs here (None: Inductor), what other ranks are told
 __all__ = ["cudal1", "for_accelerate", "run_graph"]
@@ -45,22 +45,22 @@ def cudal1(
 
     Raises SettingError for an option neither knows, and CacheMissError under on_miss="error".
     """
-    from torch_cudal1.api.recording import recording
+    from torch_cudal1.api.recording import recorder
     from torch_cudal1.graph.dynamo import guard_the_environment
 
     guard_the_environment()
-    recurrent_frames.install(cudal1)
+    dynamo_rnn.install(cudal1)
     settings, inductor_options = _split(options or {}, mode)
-    if recurrent_frames.left_to_dynamo(gm.graph, enabled=settings.enabled):
+    if dynamo_rnn.left_to_dynamo(gm.graph, enabled=settings.enabled):
         from torch._dynamo.exc import TensorifyScalarRestartAnalysis  # the one of Dynamo's own that it lets a backend raise
 
         raise TensorifyScalarRestartAnalysis(restart_reason="a recurrent layer that is no single step")
     if not settings.enabled:
-        observe.record("capture", "switched_off")
+        telemetry.record("capture", "switched_off")
         return _inductor(gm, example_inputs, inductor_options)
-    recording.keep(settings.record)
+    recorder.keep(settings.record)
     call = _best(gm, example_inputs, settings, inductor_options)
-    return recording.count_graph(call, gm, example_inputs) if recording.is_on() else call
+    return recorder.count_graph(call, gm, example_inputs) if recorder.is_on() else call
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def _best(
         except Exception as error:  # the backend's door: whatever fails inside, the user gets what is behind it and the reason
             if _is_control_flow(error):
                 raise
-            observe.fallback(stage, error, strictness=settings.strictness)
+            telemetry.fallback(stage, error, strictness=settings.strictness)
     return gm.forward
 
 
@@ -105,14 +105,14 @@ def _is_control_flow(error: Exception) -> bool:
 
 def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options: dict[str, Any]) -> Callable[..., Any] | None:
     """What beats Inductor for this graph; None where nothing does or nothing is known. `gm` itself is only read."""
-    from torch_cudal1.api.ranks.ranks import Apart, agreed
-    from torch_cudal1.device.machine import device_of
+    from torch_cudal1.api.ranks.consensus import Apart, agreed
+    from torch_cudal1.device.target import device_of
     from torch_cudal1.graph.capture import is_dynamic
-    from torch_cudal1.graph.identity import Unnamed, graph_digest, graph_outline
-    from torch_cudal1.store.place import place_for
+    from torch_cudal1.graph.graph_digest import Unnamed, graph_digest, graph_outline
+    from torch_cudal1.store.context import place_for
 
     if is_dynamic(inputs):
-        observe.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
+        telemetry.record("capture", "left_out", reason="dynamic shapes: Inductor compiles the graph")
         return None
     place = place_for(device_of(list(inputs)), settings)
     digest = graph_digest(gm, inputs, extra=[repr(place.target), repr(sorted(options.items(), key=str))])
@@ -130,11 +130,11 @@ def _ours(gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, options
 
 def _known_or_decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None) -> _Answer:
     """What the cache remembers of the graph of that name, else what is decided now."""
-    from torch_cudal1.api.ranks.ranks import Told
+    from torch_cudal1.api.ranks.consensus import Told
 
     known = place.alias(name) if name else None
     if isinstance(known, dict) and known.get("runs") in ("inductor", "eager", "inductor+graph"):
-        observe.count("graphs_remembered")
+        telemetry.count("graphs_remembered")
         return _remembered(gm, inputs, str(known["runs"]), place, options), Told(str(known["runs"]))
     if place.settings.on_miss != "tune" or isinstance(known, dict):
         return _decided(gm, inputs, place, options, name)
@@ -149,7 +149,7 @@ def _followed(
     gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], told: Told
 ) -> Callable[..., Any] | None:
     """What another rank decided for this graph."""
-    from torch_cudal1.api.ranks.ranks import choices_from
+    from torch_cudal1.api.ranks.consensus import choices_from
     from torch_cudal1.graph.capture import trace
 
     if told.runs != "swaps":
@@ -167,15 +167,15 @@ def _lowered(traced: Any) -> list[Any]:
 
 def _decided(gm: fx.GraphModule, inputs: Sequence[Any], place: Any, options: dict[str, Any], name: str | None) -> _Answer:
     """Trace, choose for each graph, and remember under `name` what needs no trace next time; None for plain Inductor."""
-    from torch_cudal1.api.ranks.ranks import Apart, Told
+    from torch_cudal1.api.ranks.consensus import Apart, Told
     from torch_cudal1.graph.capture import trace
-    from torch_cudal1.search.pipeline import choose
+    from torch_cudal1.search.tune import choose
 
     try:
         traced = trace(gm, inputs)
         lowered = _lowered(traced)
     except NotLowerableError as problem:
-        observe.record("capture", "left_out", reason=problem.reason)
+        telemetry.record("capture", "left_out", reason=problem.reason)
         return None, Told("inductor")
     choices = [choose(item.region, place, examples=_examples(item, inputs)) for item in lowered]
     if (tell := _told.get()) is not None:
@@ -259,7 +259,7 @@ def _is_inductor_in_a_graph(gm: fx.GraphModule, traced: Any, choices: Sequence[A
 
 def _measured_step(choices: Sequence[Any], place: Any) -> str:
     """What won when `accelerate` measured this very training step as a whole; "" if it never did."""
-    from torch_cudal1.search.pipeline import end_to_end_name
+    from torch_cudal1.search.tune import end_to_end_name
 
     candidates = _digests(choices)
     known = place.alias(end_to_end_name(choices), candidates) if len(choices) > 1 else None
@@ -322,7 +322,7 @@ def _own_path(
 
     strictness, writes = place.settings.strictness, any(graph.writes for graph in traced.graphs)
     for item, choice in zip(lowered, choices, strict=True):
-        observe.record("swap", "runs", choice.region.key, what=choice.candidate.label)
+        telemetry.record("swap", "runs", choice.region.key, what=choice.candidate.label)
         around = watched(choice, place, writes=writes)
         front = None if isinstance(around, NotWatched) else around
         swapped = swap(choice.region, choice.candidate, place.device, strictness=strictness, options=options, around=front)
@@ -343,10 +343,10 @@ def _inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
     the answer that it gives elsewhere, and so names what it builds as it does there. A recurrent layer, which torch.compile never
     hands to it, is eager's in one step. On a CPU an index out of range raises what eager raises, where it would end the process.
     """
-    from torch_cudal1.core.stand_in import linkage_told
-    from torch_cudal1.device.machine import device_of
+    from torch_cudal1.core.path_shims import linkage_told
+    from torch_cudal1.device.target import device_of
     from torch_cudal1.graph.capture import backward_repeatable
-    from torch_cudal1.ir.ops.recurrent import as_steps
+    from torch_cudal1.ir.ops.recurrent_ops import as_steps
     from torch_cudal1.runtime.index_checks import as_eager_raises, cpu_index_checks, holds_indices, with_class_checks
 
     with collector_paused(keeps=True):
@@ -394,4 +394,4 @@ def _split(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict
     return settings, patches
 
 
-recurrent_frames.install(cudal1)
+dynamo_rnn.install(cudal1)

@@ -18,17 +18,17 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch_cudal1.api.double_backward import differentiable_twice
 from torch_cudal1.api.gate import COMPILE, in_words, raced, those_that_pay, told
 from torch_cudal1.api.pieces import Pieces
-from torch_cudal1.api.ranks.ranks import Apart, Told, agreed, choices_from, has_ranks
+from torch_cudal1.api.ranks.consensus import Apart, Told, agreed, choices_from, has_ranks
 from torch_cudal1.api.shadow import NotWatched, watched
 from torch_cudal1.api.trial_step import gradients
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import device_of
+from torch_cudal1.device.target import device_of
 from torch_cudal1.graph.capture import Traced, backward_repeatable
 from torch_cudal1.graph.captured import captured_call, examples_of, lower_captured
 from torch_cudal1.graph.dynamo import have_dynamo_settled
-from torch_cudal1.graph.flat import keeping_versions, random_kept, running_statistics
+from torch_cudal1.graph.functional_module import keeping_versions, random_kept, running_statistics
 from torch_cudal1.graph.lower import Lowered
 from torch_cudal1.graph.module_call import Call, ModuleCall, tensors_among
 from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
@@ -36,14 +36,14 @@ from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import NOT_EAGERS, Miss
 from torch_cudal1.judge import kept_warm
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.runtime.fast import Direct, entry, through
+from torch_cudal1.runtime.dispatch import Direct, entry, through
 from torch_cudal1.runtime.guard import ModuleGuard, call_state, python_signature
+from torch_cudal1.runtime.guard_builder import watch
+from torch_cudal1.runtime.guard_records import Refusal, without_state
 from torch_cudal1.runtime.index_checks import as_eager_raises, cpu_index_checks
-from torch_cudal1.runtime.watch import watch
-from torch_cudal1.runtime.watched import Refusal, without_state
-from torch_cudal1.search.compiled_ahead import inductor_options, ready
-from torch_cudal1.search.pipeline import Choice, Progress, choose, end_to_end_name
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.search.inductor_artifacts import inductor_options, ready
+from torch_cudal1.search.tune import Choice, Progress, choose, end_to_end_name
+from torch_cudal1.store.context import Place, place_for
 
 __all__ = [
     "Bound",
@@ -117,7 +117,7 @@ def bind(
     except GraphBreakError as problem:
         return _bind_in_pieces(module, args, dict(kwargs), settings, problem.reason)
     except NotLowerableError as problem:
-        observe.record("capture", "left_out", reason=problem.reason)
+        telemetry.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
     place = place_for(device_of([*captured.inputs, *module.parameters()]), settings)
     task = _Task(module, (args, dict(kwargs)), captured, traced, lowered, place)
@@ -153,7 +153,7 @@ def _bind_in_pieces(
     if isinstance(watched, Refusal):
         why = watched.reason
     if why or isinstance(watched, Refusal):
-        observe.record("capture", "left_out", reason=reason)
+        telemetry.record("capture", "left_out", reason=reason)
         return Unbound(f"{reason}; {why}")
     trains = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
     pieces = Pieces(module, settings, place.device, trains=trains)
@@ -446,7 +446,7 @@ def _end_to_end(trial: _Trial, contenders: Mapping[str, Call], choices: tuple[Ch
         if len(winners) > 1:  # two ratios to a slower forward, taken one after the other, say little of each other
             a, b = winners
             result = trial.between(contenders[a], contenders[b], args, kwargs, place)
-            observe.record("judge", "end_to_end", key, contender=b, over=a, **told(result))
+            telemetry.record("judge", "end_to_end", key, contender=b, over=a, **told(result))
             between = f"; {b} is {in_words(result)} of {a}"
             winner = b if result.speedup > 1.0 else a
     note = f"{'undone: ' if winner == 'eager' else ''}end to end {', '.join(notes)} of the module's own forward{between}"

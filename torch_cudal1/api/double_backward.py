@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.graph.flat import Call, random_kept, stand_in
+from torch_cudal1.graph.functional_module import Call, random_kept, stand_in
 from torch_cudal1.runtime.guard import ModuleGuard
 
 __all__ = ["differentiable_twice", "graph_differentiable_twice"]

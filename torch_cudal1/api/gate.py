@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_cudal1.api.trial_step import MORE_THAN_NOISE
-from torch_cudal1.core import observe
-from torch_cudal1.device.cuda.sticky import is_sticky
+from torch_cudal1.core import telemetry
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.device.gpu_lock import exclusive
 from torch_cudal1.graph.module_call import Call
 from torch_cudal1.graph.swap import FAILURES
-from torch_cudal1.judge.benchmark.measure import sample_pairs
+from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, summarise
-from torch_cudal1.store.place import Place
+from torch_cudal1.store.context import Place
 
 __all__ = ["COMPILE", "in_words", "raced", "those_that_pay", "told"]
 
@@ -49,10 +49,10 @@ def those_that_pay(
             if label != COMPILE or is_sticky(error):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            observe.record("judge", "end_to_end", key, contender=label, failed=reason)
+            telemetry.record("judge", "end_to_end", key, contender=label, failed=reason)
             notes.append(f"{label} failed ({reason})")
             continue
-        observe.record("judge", "end_to_end", key, contender=label, **told(result))
+        telemetry.record("judge", "end_to_end", key, contender=label, **told(result))
         notes.append(f"{label} is {in_words(result)}")
         # A swap must win beyond its noise; between two of the user's own baselines the better centre runs, if it is not level.
         if result.low >= _LEAST if swapped else result.speedup >= MORE_THAN_NOISE:

@@ -18,12 +18,12 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from torch_cudal1.api.trial_step import copy_of, gradients
-from torch_cudal1.core import observe
-from torch_cudal1.device.cuda.sticky import is_sticky
+from torch_cudal1.core import telemetry
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.device.gpu_lock import exclusive
-from torch_cudal1.graph.flat import random_kept
+from torch_cudal1.graph.functional_module import random_kept
 from torch_cudal1.graph.swap import FAILURES
-from torch_cudal1.judge.benchmark.measure import sample_pairs
+from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import PairedSummary, summarise
 
 __all__ = ["Graph", "better", "faster_step"]
@@ -61,12 +61,12 @@ def better(graph: Graph, ours: Callable[[Callable[[], _Call]], _Call]) -> tuple[
     if compiled is None:
         return "ours", ours(graph.inductor)
     if not graph.callable_here:
-        observe.record("judge", "in_place", runs="inductor", reason="Inductor had no race, and here nothing can be measured")
+        telemetry.record("judge", "in_place", runs="inductor", reason="Inductor had no race, and here nothing can be measured")
         return "inductor", compiled
     call = ours(lambda: compiled)
     found = _measured(graph, compiled, call)
     runs = "ours" if found.speedup >= 1.0 else "inductor"
-    observe.record("judge", "in_place", runs=runs, speedup=found.speedup, low=found.low, high=found.high)
+    telemetry.record("judge", "in_place", runs=runs, speedup=found.speedup, low=found.low, high=found.high)
     return runs, call if runs == "ours" else compiled
 
 
@@ -85,10 +85,10 @@ def faster_step(graph: Graph, ours: _Call, written: frozenset[int], *, floor: fl
     except (*FAILURES, TimeoutError) as error:
         if is_sticky(error):
             raise
-        observe.record("judge", "in_place", runs="inductor", reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        telemetry.record("judge", "in_place", runs="inductor", reason=f"{type(error).__name__}: {error}".splitlines()[0])
         return "inductor", compiled
     runs = "ours" if found.speedup >= floor else "inductor"
-    observe.record("judge", "in_place", runs=runs, speedup=found.speedup, low=found.low, high=found.high)
+    telemetry.record("judge", "in_place", runs=runs, speedup=found.speedup, low=found.low, high=found.high)
     return runs, ours if runs == "ours" else compiled
 
 
@@ -155,7 +155,7 @@ def _compiled(graph: Graph) -> _Call | None:
     except FAILURES as error:
         if is_sticky(error):
             raise
-        observe.record("judge", "in_place", runs="ours", reason=f"Inductor: {type(error).__name__}: {error}".splitlines()[0])
+        telemetry.record("judge", "in_place", runs="ours", reason=f"Inductor: {type(error).__name__}: {error}".splitlines()[0])
         return None
 
 

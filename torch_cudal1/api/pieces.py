@@ -23,15 +23,15 @@ import torch
 from torch_cudal1.api.backend import cudal1, for_accelerate, run_graph
 from torch_cudal1.api.double_backward import graph_differentiable_twice
 from torch_cudal1.api.trial_step import MORE_THAN_NOISE
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode, quiet_dynamo
 from torch_cudal1.graph.dynamo_guards import forgotten_classes
 from torch_cudal1.graph.module_call import tensors_among
 from torch_cudal1.runtime.guard import ModuleGuard, saving_is_watched
-from torch_cudal1.runtime.watched import bodies_of
-from torch_cudal1.search.pipeline import Choice
+from torch_cudal1.runtime.guard_records import bodies_of
+from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
 
@@ -150,7 +150,7 @@ class Pieces:
         self.settled = speedup >= MORE_THAN_NOISE and won >= _OFTEN * len(pairs)
         how = f"{speedup:.2f}x of the module's own forward, faster in {won} of {len(pairs)} pairs of {self._measured}"
         note = f"in {self.graphs} graphs with Python between: {how}"
-        observe.record("judge", "pieces", type(self._module).__name__, speedup=speedup, pairs=len(pairs), stays=self.settled)
+        telemetry.record("judge", "pieces", type(self._module).__name__, speedup=speedup, pairs=len(pairs), stays=self.settled)
         self.on_settled(self, note, args, kwargs)
 
     @property

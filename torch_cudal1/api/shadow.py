@@ -23,21 +23,21 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.device.cuda.sticky import is_sticky
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.graph.swap import FAILURES, Around, Swapped, withdraw
 from torch_cudal1.ir.check import is_random_program
-from torch_cudal1.ir.execute import Runner
-from torch_cudal1.ir.model import Aten, Program
+from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
-from torch_cudal1.judge.reference.oracle import Infeasible, exact_outputs, sway
-from torch_cudal1.search.pipeline import Choice
-from torch_cudal1.store.cache.cache import NotStored
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs, sway
+from torch_cudal1.search.tune import Choice
+from torch_cudal1.store.cache.local_cache import NotStored
 from torch_cudal1.store.cache.quarantine import Quarantined, hold_back
-from torch_cudal1.store.place import Place
+from torch_cudal1.store.context import Place
 
 __all__ = ["NotWatched", "watched"]
 
@@ -79,7 +79,7 @@ def watched(choice: Choice, place: Place, *, writes: bool) -> Around | NotWatche
     elif region.kind == "backward":
         reason = "a training backward frees what its forward saved while it runs"
     if reason:
-        observe.record("shadow", "left_out", region.key, reason=reason)
+        telemetry.record("shadow", "left_out", region.key, reason=reason)
         return NotWatched(reason)
     told = _Told(choice, place, _function(settings.on_mismatch))
     tolerance = _tolerance(choice, place)
@@ -115,11 +115,11 @@ class _Shadowed:
         except FAILURES as error:
             if is_sticky(error):
                 raise
-            observe.record("shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}")
+            telemetry.record("shadow", "not_checked", self._told.key, reason=f"{type(error).__name__}: {error}")
             return self._runner(inputs)
         results = self._runner(inputs)
         problem = _difference(results, expected, self._tolerance, partial(self._told.sway, inputs))
-        observe.count("shadow_checks")
+        telemetry.count("shadow_checks")
         if not problem:
             return results
         self._told.mismatch(problem)
@@ -154,17 +154,17 @@ class _Told:
         facts = {"name": self.choice.region.name, "runs": self.choice.candidate.label, "candidate": digest, "reason": problem}
         if isinstance(stored, NotStored):
             facts["not_stored"] = stored.reason
-        event = observe.record("shadow", "mismatch", self.key, **facts)
+        event = telemetry.record("shadow", "mismatch", self.key, **facts)
         where = f"not written down: {stored.reason}" if isinstance(stored, NotStored) else f"recorded in {stored.path}"
-        observe.log.error(
+        telemetry.log.error(
             "cudal1 quarantined %s of %s: %s; the baseline runs (%s)", facts["runs"], facts["name"] or self.key[:12], problem, where
         )
         if self.callback is not None:
             try:
                 self.callback(event)
             except Exception as error:  # noqa: BLE001  the user's own function, in the user's own call, which must not fail for it
-                observe.record("shadow", "callback_failed", self.key, reason=f"{type(error).__name__}: {error}")
-                observe.log.exception("cudal1: on_mismatch raised")
+                telemetry.record("shadow", "callback_failed", self.key, reason=f"{type(error).__name__}: {error}")
+                telemetry.log.exception("cudal1: on_mismatch raised")
 
 
 def _difference(

@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree
 
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.core.kernelbench import NAMES, constructor_arguments
+from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
 __all__ = ["Loaded", "expand", "load", "moved", "try_call"]
 

@@ -23,11 +23,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from torch_cudal1.core.collector import collector_paused
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
+from torch_cudal1.core.gc_pause import collector_paused
 from torch_cudal1.graph.seeds import without_undefined_seeds
-from torch_cudal1.ir.ops.grouped import with_own_operator
-from torch_cudal1.ir.ops.recurrent import whole
+from torch_cudal1.ir.ops.grouped_mm import with_own_operator
+from torch_cudal1.ir.ops.recurrent_ops import whole
 from torch_cudal1.ir.records import Kind
 from torch_cudal1.runtime.index_checks import loses_a_check
 

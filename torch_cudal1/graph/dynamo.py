@@ -29,7 +29,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
-from torch_cudal1.ir.ops.recurrent import served
+from torch_cudal1.ir.ops.recurrent_ops import served
 
 __all__ = [
     "DynamoCapture",

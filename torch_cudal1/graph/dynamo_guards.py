@@ -24,7 +24,7 @@ from packaging.version import Version
 
 from torch_cudal1.core.settings import environment_table
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
-from torch_cudal1.runtime.watched import ABSENT, HEAP_TYPE, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
+from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, Cell, Code, Home, Items, Kin, Lookup, Table, Watched
 
 __all__ = ["GuardSplit", "forgotten_classes"]
 

@@ -20,7 +20,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import OWN, is_functional, is_random, name_of
 from torch_cudal1.ir.check import is_random_program
-from torch_cudal1.ir.model import Aten, Call, Program, TensorSpec, Value, tensor_digest
+from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value, tensor_digest
 from torch_cudal1.ir.records import Granularity, Kind, Region, Role
 from torch_cudal1.runtime.operator import registered, run_operator
 from torch_cudal1.runtime.schedule import to_fx

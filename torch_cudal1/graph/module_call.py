@@ -20,8 +20,8 @@ from torch_cudal1.graph.dynamo import DynamoCapture, capture_call, have_dynamo_s
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
 from torch_cudal1.runtime.guard import ModuleGuard, Refusal
-from torch_cudal1.runtime.watch import watch
-from torch_cudal1.runtime.watched import Watched
+from torch_cudal1.runtime.guard_builder import watch
+from torch_cudal1.runtime.guard_records import Watched
 
 __all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
 

@@ -14,7 +14,7 @@ from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.cost import ROOFLINES, estimate
-from torch_cudal1.ir.model import Aten, Program, Step
+from torch_cudal1.ir.program import Aten, Program, Step
 from torch_cudal1.ir.records import Region
 
 __all__ = ["Variant", "few_product_islands", "product_islands", "rewritten"]

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 import torch.fx as fx
 
-from torch_cudal1.ir.ops import attention
+from torch_cudal1.ir.ops import attention_names
 
 __all__ = ["without_undefined_seeds"]
 
-_BACKWARDS = tuple(getattr(torch.ops.aten, name).default for name in attention.BACKWARDS)
+_BACKWARDS = tuple(getattr(torch.ops.aten, name).default for name in attention_names.BACKWARDS)
 
 
 def without_undefined_seeds(joint: fx.GraphModule) -> None:

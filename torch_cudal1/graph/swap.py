@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.device.cuda.sticky import is_sticky
-from torch_cudal1.ir.execute import Runner
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
+from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.records import Candidate, Region
-from torch_cudal1.runtime.cudagraph import GraphedRunner
+from torch_cudal1.runtime.cuda_graph import GraphedRunner
 from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.runtime.kill_switch import is_disabled
 from torch_cudal1.runtime.schedule import build
-from torch_cudal1.runtime.switch import is_disabled
 
 __all__ = [
     "FAILURES",
@@ -62,7 +62,7 @@ class _OursFirst:
             failure = error
         results = behind(inputs)  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
         self.quarantined = f"{type(failure).__name__}: {failure}"
-        observe.fallback("run", failure, strictness=self._strictness, region=self._key)
+        telemetry.fallback("run", failure, strictness=self._strictness, region=self._key)
         return results
 
 
@@ -132,7 +132,7 @@ def swap(
     """
     static = [index for index, role in enumerate(region.roles) if role != "input"]
     runner = build(candidate.program, candidate.schedule, device, static=static, options=options)
-    observe.count("regions_swapped", by=int(candidate.origin != "baseline"))
+    telemetry.count("regions_swapped", by=int(candidate.origin != "baseline"))
     swapped = Swapped(region, runner, device, strictness)
     swapped.candidate = candidate.digest
     if around is not None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.ops import bessel, grouped, recurrent
+from torch_cudal1.ir.ops import bessel, grouped_mm, recurrent_ops
 
 __all__ = ["OWN", "is_functional", "is_random", "name_of", "overload"]
 
 _PROBABILITIES = ("dropout_p", "dropout")  # names of schema arguments
 _NAMESPACES = ("aten", "prims")
-OWN = bessel.TARGETS | grouped.TARGETS  # operators of ours that a Program may name
+OWN = bessel.TARGETS | grouped_mm.TARGETS  # operators of ours that a Program may name
 
 
 @cache
@@ -26,12 +26,12 @@ def overload(target: str) -> Any:
     code we cannot vouch for. For a recurrent layer this is what stands for it in Python (`recurrent.operator_of`), with the same
     schema and result.
     """
-    if target in recurrent.TARGETS:
-        return recurrent.operator_of(target)
+    if target in recurrent_ops.TARGETS:
+        return recurrent_ops.operator_of(target)
     if target in bessel.TARGETS:
         return bessel.operator_of(target)
-    if target in grouped.TARGETS:
-        return grouped.operator_of(target)
+    if target in grouped_mm.TARGETS:
+        return grouped_mm.operator_of(target)
     parts = target.split(".")
     if len(parts) != 3 or parts[0] not in _NAMESPACES or not all(part.isidentifier() for part in parts):
         raise ProgramError("aten", f"{target!r} is not namespace.op.overload in {_NAMESPACES}")
@@ -44,7 +44,7 @@ def overload(target: str) -> Any:
 
 def name_of(op: Any) -> str:
     """The inverse of `overload`."""
-    return recurrent.target_of(str(op))
+    return recurrent_ops.target_of(str(op))
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import is_functional, is_random, overload
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, Program, Step, TensorSpec, Value, step_outs
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, TensorSpec, Value, step_outs
 
 __all__ = ["check_program", "is_random_program", "used_values"]
 

@@ -14,11 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.execute import interpret, skip_launch
-from torch_cudal1.ir.memory import is_view
-from torch_cudal1.ir.model import Alloc, Aten, Call, Program, TensorSpec, step_outs
-from torch_cudal1.ir.ops import attention
+from torch_cudal1.ir.interpreter import interpret, skip_launch
+from torch_cudal1.ir.ops import attention_names
+from torch_cudal1.ir.program import Alloc, Aten, Call, Program, TensorSpec, step_outs
 from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = ["ROOFLINES", "Cost", "Roofline", "counting_flops", "estimate", "launches_us"]
@@ -27,7 +27,7 @@ _LAUNCH_US = 5.0  # of the host for one step, at most
 _ENCODER_LAYER = "aten._transformer_encoder_layer_fwd.default"
 _INSIDE = {_ENCODER_LAYER: 9}  # operators that PyTorch runs for one, beyond the first; each reads and writes about what it yields
 _FUSED_ATTENTION, _ITS_BACKWARD = (
-    tuple(getattr(torch.ops.aten, name) for name in names) for names in (attention.FORWARDS, attention.BACKWARDS)
+    tuple(getattr(torch.ops.aten, name) for name in names) for names in (attention_names.FORWARDS, attention_names.BACKWARDS)
 )
 
 

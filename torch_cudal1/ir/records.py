@@ -2,7 +2,7 @@
 
 Region (what is to be computed) -> Candidate (a way to compute it) -> Verdict (is it right) -> Timing (is it faster; exists only
 with a passed Verdict) -> Accepted or Rejected -> Entry (what the cache keeps). They hold facts; the decisions are made in
-`judge.decide`, the files are written by `source.cache`.
+`judge.evaluate.decide`, the files are written by `store.cache.local_cache`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from torch_cudal1.ir.model import Program, canonical_json
+from torch_cudal1.ir.program import Program, canonical_json
 
 __all__ = [
     "NOT_EAGERS",

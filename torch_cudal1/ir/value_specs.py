@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_cudal1.ir.execute import interpret, skip_launch
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.interpreter import interpret, skip_launch
+from torch_cudal1.ir.program import Program, TensorSpec
 
 __all__ = ["output_specs", "unaligned_values", "value_specs"]
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_cudal1.device.gpu_lock import working_s
-    from torch_cudal1.judge.evaluate.court import (
+    from torch_cudal1.judge.evaluate.baseline_benchmark import rank_baselines
+    from torch_cudal1.judge.evaluate.decide import conservative
+    from torch_cudal1.judge.evaluate.evaluator import (
         Job,
         Judgement,
         Ranking,
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
         judge,
         tried,
     )
-    from torch_cudal1.judge.evaluate.decide import conservative
-    from torch_cudal1.judge.evaluate.race import rank_baselines
-    from torch_cudal1.judge.sandbox.warm import in_background, kept_warm
+    from torch_cudal1.judge.sandbox.worker_pool import in_background, kept_warm
 
 __all__ = [
     "Job",
@@ -46,9 +46,9 @@ __all__ = [
 
 _ELSEWHERE = {
     "conservative": "judge.evaluate.decide",
-    "in_background": "judge.sandbox.warm",
-    "kept_warm": "judge.sandbox.warm",
-    "rank_baselines": "judge.evaluate.race",
+    "in_background": "judge.sandbox.worker_pool",
+    "kept_warm": "judge.sandbox.worker_pool",
+    "rank_baselines": "judge.evaluate.baseline_benchmark",
     "working_s": "device.gpu_lock",
 }
 
@@ -57,6 +57,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'torch_cudal1.judge' has no attribute {name!r}; it offers {', '.join(__all__)}")
     # No submodule has a name of these: importing it would put the module in the place of the function.
-    value = getattr(import_module(f"torch_cudal1.{_ELSEWHERE.get(name, 'judge.evaluate.court')}"), name)
+    value = getattr(import_module(f"torch_cudal1.{_ELSEWHERE.get(name, 'judge.evaluate.evaluator')}"), name)
     globals()[name] = value
     return value

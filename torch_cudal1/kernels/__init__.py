@@ -6,7 +6,7 @@ Matrix products, convolutions, attention and its backward, softmax, norms, losse
 """
 
 from torch_cudal1.kernels.codegen.compile import build
-from torch_cudal1.kernels.lower import propose
-from torch_cudal1.kernels.plan import Proposal
+from torch_cudal1.kernels.lowering import propose
+from torch_cudal1.kernels.proposal import Proposal
 
 __all__ = ["Proposal", "build", "propose"]

@@ -15,9 +15,9 @@ import torch
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.device.cuda import addresses, driver
-from torch_cudal1.ir.as_eager import as_eager
 from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.model import (
+from torch_cudal1.ir.eager_operators import as_eager
+from torch_cudal1.ir.program import (
     Alloc,
     Aten,
     Call,

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.core import observe
-from torch_cudal1.ir.as_eager import as_eager
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.check import check_program, used_values
-from torch_cudal1.ir.execute import Runner, interpret, interpret_steps
-from torch_cudal1.ir.model import Launch, Program
-from torch_cudal1.ir.once import computed_once
+from torch_cudal1.ir.constant_folding import computed_once
+from torch_cudal1.ir.eager_operators import as_eager
+from torch_cudal1.ir.interpreter import Runner, interpret, interpret_steps
+from torch_cudal1.ir.program import Launch, Program
 from torch_cudal1.runtime.compiled import NotCompiled, compile_program
 
 __all__ = ["launch_through_driver", "prepare"]
@@ -30,10 +30,10 @@ def prepare(program: Program, device: torch.device) -> Runner:
     program = computed_once(program, device, interpret)
     compiled = compile_program(program, device)
     if not isinstance(compiled, NotCompiled):
-        observe.count("programs_compiled")
+        telemetry.count("programs_compiled")
         runner: Runner = compiled
         return runner
-    observe.record("program", "interpreted", reason=compiled.reason)
+    telemetry.record("program", "interpreted", reason=compiled.reason)
     read = [*program.outputs, *(index for step in program.steps for index in used_values(step))]
     return interpret_steps(program, as_eager(program.steps, read), device, launch_through_driver)
 

@@ -1,9 +1,9 @@
 """Knows in microseconds that nothing about a module changed since a plan was bound to it, and names the kind of a call.
 
-`bind` takes the snapshot (`torch_cudal1.runtime.watch` says what is in it), `ModuleGuard.holds` compares it with the present at
-every call: in C++ where the extension is built, else by the plain Python below, with the same answers. `signature` describes the
-arguments, `call_state` the global switches, and `tracing_reason` says when a call must run the plain module because something looks
-on.
+`bind` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it), `ModuleGuard.holds` compares it with the
+present at every call: in C++ where the extension is built, else by the plain Python below, with the same answers. `signature`
+describes the arguments, `call_state` the global switches, and `tracing_reason` says when a call must run the plain module because
+something looks on.
 
 It runs nothing, decides nothing, and does not look at the values of tensors.
 """
@@ -21,8 +21,8 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from torch_cudal1.core import native
-from torch_cudal1.runtime.watch import watch
-from torch_cudal1.runtime.watched import (
+from torch_cudal1.runtime.guard_builder import watch
+from torch_cudal1.runtime.guard_records import (
     ABSENT,
     FACTS,
     IGNORED,

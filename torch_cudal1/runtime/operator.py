@@ -13,8 +13,8 @@ from functools import cache
 import torch
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.execute import Runner
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.runtime.executor import prepare
 

@@ -13,9 +13,9 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import is_random
-from torch_cudal1.ir.model import Aten, Call, Program, Step, step_outs
+from torch_cudal1.ir.program import Aten, Call, Program, Step, step_outs
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.runtime.cudagraph import GraphedRunner, _Captured
+from torch_cudal1.runtime.cuda_graph import GraphedRunner, _Captured
 
 __all__ = ["RandomGraph", "refuse_host_numbers"]
 

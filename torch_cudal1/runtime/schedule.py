@@ -14,21 +14,21 @@ import torch.fx as fx
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from torch_cudal1.core.collector import collector_paused
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.core.stand_in import linkage_told
+from torch_cudal1.core.gc_pause import collector_paused
+from torch_cudal1.core.path_shims import linkage_told
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program
-from torch_cudal1.ir.execute import Runner
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
+from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.runtime.cudagraph import GraphedRunner
+from torch_cudal1.runtime.cuda_graph import GraphedRunner
 from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.runtime.huge_pages import in_huge_pages
 from torch_cudal1.runtime.index_checks import cpu_index_checks
-from torch_cudal1.runtime.last_step import parted
 from torch_cudal1.runtime.operator import register, run_operator
-from torch_cudal1.runtime.pages import in_huge_pages
 from torch_cudal1.runtime.random_graph import RandomGraph, refuse_host_numbers
+from torch_cudal1.runtime.split_last_kernel import parted
 
 __all__ = ["build", "to_fx"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch_cudal1.ir.model import canonical_json
-from torch_cudal1.store.cache.store import NotStored, Stored
+from torch_cudal1.ir.program import canonical_json
+from torch_cudal1.store.cache.files import NotStored, Stored
 
 __all__ = ["LIMIT_BYTES", "LINE_LIMIT_BYTES", "Mode", "ReadBack", "Seen", "append", "read"]
 

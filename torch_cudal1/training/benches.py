@@ -20,15 +20,15 @@ import torch
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.machine import target_for
+from torch_cudal1.device.target import target_for
 from torch_cudal1.ingest.llm.casebase import CaseBase
 from torch_cudal1.ingest.llm.checker import Checked, RuleChecker
 from torch_cudal1.ingest.llm.endpoint import Endpoint
-from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.policy import Writer
 from torch_cudal1.ingest.llm.records import Evaluator, Exemplar, Policy
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.score import Rule
 from torch_cudal1.judge.pool.terms import Terms

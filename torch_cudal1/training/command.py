@@ -1,7 +1,7 @@
 """`cudal1 train`: a model that writes kernels, taught stage by stage; a demonstration, experiments, and their reports.
 
-It turns arguments into settings of `training.runs` and `training.running`, and what came of them into tables and a page. It trains
-nothing itself.
+It turns arguments into settings of `training.runs` and `training.experiments.running`, and what came of them into tables and a
+page. It trains nothing itself.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ingest.llm.extras import quiet
 from torch_cudal1.judge.pool.score import Rule
 from torch_cudal1.training.benches import Ground, ground_bench, naive_bench, replay_bench
-from torch_cudal1.training.experiments import report
+from torch_cudal1.training.experiments import experiment_report
 from torch_cudal1.training.experiments.comparison import comparisons
-from torch_cudal1.training.experiments.demo import DEMO
+from torch_cudal1.training.experiments.demo_plan import DEMO
 from torch_cudal1.training.experiments.plan import Plan, read_plan
 from torch_cudal1.training.experiments.redteam import red_team
 from torch_cudal1.training.experiments.running import Run, results_of, run_here
@@ -155,7 +155,7 @@ def _report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
         raise SettingError("run", str(folder), "a run with at least one finished stage")
     label = next(iter(found.values()))["label"]
     sections = [Section("Stages", [table for facts in found.values() for table in _tables(facts)])]
-    sections += report.run_sections(found.get("rl", {}).get("curve", ()), label)
+    sections += experiment_report.run_sections(found.get("rl", {}).get("curve", ()), label)
     page = article(
         f"Training run {folder.name}", f"Numbers: {label}. Seed {config.seed}.", sections, doctor.as_environment(settings)
     )
@@ -170,9 +170,9 @@ def _shown(
 ) -> int:
     """Tables, page and JSON of a plan's results."""
     cheats = more.get("cheats")
-    page = report.experiment_page(plan, results, doctor.as_environment(settings), cheats=cheats)
+    page = experiment_report.experiment_page(plan, results, doctor.as_environment(settings), cheats=cheats)
     args.out.write_text(page, encoding="utf-8")
-    for table in report.tables_of(plan, results):
+    for table in experiment_report.tables_of(plan, results):
         screen.line(f"\n{table.caption}")
         screen.table(table.columns, table.rows)
     for name, lines in (cheats or {}).items():
@@ -187,7 +187,7 @@ def _shown(
 
 
 def _tables(facts: Mapping[str, Any]) -> list[Table]:
-    tables = [report.collected_table(facts["collected"])] if "collected" in facts else []
+    tables = [experiment_report.collected_table(facts["collected"])] if "collected" in facts else []
     exams = [(f"round {i + 1}", told) for i, told in enumerate(facts.get("rounds", ()))]
     if "exam" in facts:
         exams.append((f"after {facts['stage']}", facts["exam"]))

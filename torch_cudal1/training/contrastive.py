@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.policy import Writer
 from torch_cudal1.ingest.llm.reward import RewardKind, reward_of
 from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
 from torch_cudal1.judge.pool.measured import Measured

@@ -18,9 +18,9 @@ from torch_cudal1.judge.checks.profiles import BUCKETS
 from torch_cudal1.judge.pool.measured import Decoded, Failure, Measured, TrainingTask
 from torch_cudal1.judge.pool.score import score_of
 from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.sandbox.fork_server import Nursery
 from torch_cudal1.judge.sandbox.limits import limits_for
-from torch_cudal1.judge.sandbox.nursery import Nursery
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
 
 __all__ = ["NaiveEvaluator"]
 

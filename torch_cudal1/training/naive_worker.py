@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.core.kernelbench import constructor_arguments
+from torch_cudal1.core.kernelbench_format import constructor_arguments
 from torch_cudal1.judge.worker.modules import imported
-from torch_cudal1.judge.worker.worker import VERBS as JUDGE_VERBS
-from torch_cudal1.judge.worker.worker import Request, Session, main
+from torch_cudal1.judge.worker.session import VERBS as JUDGE_VERBS
+from torch_cudal1.judge.worker.session import Request, Session, main
 
 __all__ = ["VERBS"]
 

@@ -17,7 +17,7 @@ import torch
 from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
 from torch_cudal1.ingest.llm.database import View, digest
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import Rollout, Writer
+from torch_cudal1.ingest.llm.policy import Rollout, Writer
 from torch_cudal1.ingest.llm.records import Exemplar, Policy
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.model import Rollout, Writer, recovered, replaced, token_logprobs
+from torch_cudal1.ingest.llm.policy import Rollout, Writer, recovered, replaced, token_logprobs
 from torch_cudal1.training.smoothing import Smoothing
 from torch_cudal1.training.smoothing import advantages as standardised
 

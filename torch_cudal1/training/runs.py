@@ -23,7 +23,7 @@ from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.extras import needed
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import TinySpec, Writer, create_tiny
+from torch_cudal1.ingest.llm.policy import TinySpec, Writer, create_tiny
 from torch_cudal1.ingest.llm.reward import RewardKind
 from torch_cudal1.ingest.llm.selectors import SelectorName, selector
 from torch_cudal1.judge.pool.measured import TrainingTask

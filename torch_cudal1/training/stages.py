@@ -19,7 +19,7 @@ from typing import Protocol
 from torch_cudal1.core.errors import Cudal1Error, TargetError
 from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.model import Writer, recovered, replaced
+from torch_cudal1.ingest.llm.policy import Writer, recovered, replaced
 from torch_cudal1.ingest.llm.records import Codec, Exemplar, Policy
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 from torch_cudal1.training.recorder import Recorder, Shown, facts_of

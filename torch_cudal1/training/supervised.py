@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.policy import Writer
 
 __all__ = ["FitConfig", "Row", "fit"]
 

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.core.kernelbench import NAMES
+from torch_cudal1.core.kernelbench_format import NAMES
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.ksl.ops import OPS, task_of

@@ -12,7 +12,7 @@ import torch
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, product
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.adversarial.case import Case
 from tests.adversarial.plans import V, candidate, op, spec
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(34, "wrong_alias", "state", expected="contract", status="closed", form="program", variant="program", seen=("L1",))

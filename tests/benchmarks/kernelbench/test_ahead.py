@@ -11,9 +11,9 @@ from benchmarks.kernelbench.__main__ import main
 from benchmarks.kernelbench.planning import captured
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1.ir.records import Candidate
-from torch_cudal1.search import built
-from torch_cudal1.search.island_kernels import proposals_of
-from torch_cudal1.search.search import islands_of
+from torch_cudal1.search import build_cache
+from torch_cudal1.search.group_kernels import proposals_of
+from torch_cudal1.search.strategy import islands_of
 
 SOFTMAX = """
 import torch
@@ -45,6 +45,6 @@ def test_what_a_search_will_ask_for_is_there(tmp_path: Path, capsys: pytest.Capt
         assert (found["kernels"], found["compiled"], found["refused"]) == (len(wanted), compiled, 0)
         assert found["left_out"] == {"1/2": "OSError: no such thing"}
     for proposal in wanted:
-        one = built.kept(tmp_path / "work" / "cudal1", region.program, proposal, 90)
+        one = build_cache.kept(tmp_path / "work" / "cudal1", region.program, proposal, 90)
         assert isinstance(one, Candidate)
         assert one.program.launches

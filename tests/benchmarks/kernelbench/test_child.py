@@ -18,7 +18,7 @@ from benchmarks.kernelbench import baselines, child, contenders, measuring, veri
 from benchmarks.kernelbench.child import Bench
 from benchmarks.kernelbench.job import COMPILE, EAGER, OURS, PROFILES, RELEASE, Job
 from benchmarks.kernelbench.loading import Demand, Made, demand, import_source, make_inputs, make_module
-from torch_cudal1.device.roofline import Ceiling
+from torch_cudal1.device.peaks import Ceiling
 
 DIAGONAL = """import torch
 from torch import nn

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.judge.benchmark.measure import measure
+from torch_cudal1.judge.benchmark.protocol import measure
 from torch_cudal1.judge.benchmark.statistics import (
     FEWEST_PAIRS,
     FEWEST_SLOW_PAIRS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch_cudal1.judge.benchmark import timing
-from torch_cudal1.judge.benchmark.measure import Local, measure, sample_pairs
+from torch_cudal1.judge.benchmark.protocol import Local, measure, sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing import (
     L2,

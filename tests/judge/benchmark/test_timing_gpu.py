@@ -12,11 +12,11 @@ import torch
 
 from tests.judge.programs import V, candidate, op
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.roofline import Ceiling, ceiling, roofline, work
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.device.peaks import Ceiling, ceiling, roofline, work
+from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import Candidate, Contract, Region
 from torch_cudal1.judge import Job, Ranking, judge
-from torch_cudal1.judge.benchmark.measure import Local, measure
+from torch_cudal1.judge.benchmark.protocol import Local, measure
 from torch_cudal1.judge.benchmark.timing import device_time_us, look, temperatures
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS
 

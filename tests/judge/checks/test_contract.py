@@ -12,11 +12,11 @@ import torch
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, with_steps
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.model import Alloc, Call, Launch, LaunchArg, Program, TensorSpec
+from torch_cudal1.ir.program import Alloc, Call, Launch, LaunchArg, Program, TensorSpec
 from torch_cudal1.ir.records import Check, Region
 from torch_cudal1.judge.checks.static.contract import contract, is_allowed, source_contract
-from torch_cudal1.judge.checks.static.syntax import SOURCE_BYTES
-from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 CPU = torch.device("cpu")
 REGION = linear_relu()

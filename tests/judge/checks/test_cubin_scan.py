@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_cudal1.device.cuda.cubin import Cubin, inspect_cubin
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Check
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan, impurities
 

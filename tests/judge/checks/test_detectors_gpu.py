@@ -12,13 +12,13 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.concurrent import capture, reentrancy, stream_order
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.rights import rights
+from torch_cudal1.judge.checks.tf32 import rights
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.checks.values import numerics
-from torch_cudal1.judge.reference.pair import SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 REFERENCE = """

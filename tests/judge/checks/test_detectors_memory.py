@@ -15,22 +15,22 @@ import torch
 from tests.judge.programs import V, candidate, linear_relu, op, subject
 from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Verdict
-from torch_cudal1.judge.checks import Detector, memory
-from torch_cudal1.judge.checks.memory import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks import Detector, redzone_reads
+from torch_cudal1.judge.checks.fresh_outputs import fresh_output
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.process import isolation, resource
-from torch_cudal1.judge.checks.state import fresh_output
+from torch_cudal1.judge.checks.redzone_reads import ghost, guard_band, guard_page, poison
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.checks.values import numerics
 from torch_cudal1.judge.reference.compare import same_bits
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.canaries import Canaries
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.tripwires import Canaries
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
-from torch_cudal1.judge.worker.bands import BAND_BYTES, SOLID, Bands, expected
-from torch_cudal1.judge.worker.rawcopy import RefusedOutput, raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.redzones import BAND_BYTES, SOLID, Bands, expected
 
 CPU = torch.device("cpu")
 LATE = """
@@ -356,11 +356,11 @@ def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_w
     def variants(trial: object, sample: object) -> Iterator[int]:
         yield from (1, 2)
 
-    monkeypatch.setattr(memory, "_without", without)
-    monkeypatch.setattr(memory, "with_an_infinity", variants)
-    monkeypatch.setattr(memory, "_count_launches", lambda program: 2)
+    monkeypatch.setattr(redzone_reads, "_without", without)
+    monkeypatch.setattr(redzone_reads, "with_an_infinity", variants)
+    monkeypatch.setattr(redzone_reads, "_count_launches", lambda program: 2)
     told = SimpleNamespace(reference=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
-    monkeypatch.setattr(memory, "first_two", lambda trial: (told, None))
+    monkeypatch.setattr(redzone_reads, "first_two", lambda trial: (told, None))
     trial: Any = SimpleNamespace(candidate=candidate(linear_relu()), contract=Contract(assume_finite=finite))
     (check,) = ghost(trial)
     assert check.passed is passes, check

@@ -11,23 +11,23 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec, subject
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Check, Contract, Region
 from torch_cudal1.judge.checks import Detector
-from torch_cudal1.judge.checks.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.checks.history import call_history, repeat
-from torch_cudal1.judge.checks.impostors import impostor
+from torch_cudal1.judge.checks.layouts import dtypes, layouts, shapes
 from torch_cudal1.judge.checks.modes import grad, mode, state_dict
+from torch_cudal1.judge.checks.negative_controls import impostor
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.checks.profiles import ALL_DISTRIBUTIONS, PROFILES, ProfileName, profile_for
-from torch_cudal1.judge.checks.rights import exact_for_class, rights
-from torch_cudal1.judge.checks.special import special
+from torch_cudal1.judge.checks.special_values import special
+from torch_cudal1.judge.checks.tf32 import exact_for_class, rights
 from torch_cudal1.judge.checks.validate import PROTOCOL, detectors_of, validate
-from torch_cudal1.judge.checks.values import numerics
 from torch_cudal1.judge.reference.compare import compare, proven_ties
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS, make_inputs
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 CPU = torch.device("cpu")
 REGION = linear_relu()

@@ -13,20 +13,20 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.concurrent import capture, reentrancy, stream_order
-from torch_cudal1.judge.checks.forms import dtypes, layouts, shapes
 from torch_cudal1.judge.checks.history import call_history, repeat
-from torch_cudal1.judge.checks.impostors import impostor
+from torch_cudal1.judge.checks.layouts import dtypes, layouts, shapes
+from torch_cudal1.judge.checks.loss_curve import loss_curve
 from torch_cudal1.judge.checks.modes import grad, mode, state_dict, train_mode
+from torch_cudal1.judge.checks.negative_controls import impostor
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.checks.profiles import PROFILES, ProfileName
-from torch_cudal1.judge.checks.rights import rights
-from torch_cudal1.judge.checks.special import special
-from torch_cudal1.judge.checks.training import loss_curve
+from torch_cudal1.judge.checks.special_values import special
+from torch_cudal1.judge.checks.tf32 import rights
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.checks.values import numerics
-from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 
 CPU = torch.device("cpu")
 FORWARD = "functional.dropout(functional.leaky_relu(self.norm(self.linear(x + y)), self.slope), 0.5, self.training)"

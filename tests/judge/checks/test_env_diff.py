@@ -13,9 +13,9 @@ import torch
 from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.judge.checks import environment
 from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
-from torch_cudal1.judge.checks.values import numerics
-from torch_cudal1.judge.worker.identities import digests
-from torch_cudal1.judge.worker.surroundings import surroundings
+from torch_cudal1.judge.checks.numerics import numerics
+from torch_cudal1.judge.worker.global_state import surroundings
+from torch_cudal1.judge.worker.object_identity import digests
 
 IN_FORWARD = "torch.manual_seed(1)"
 ATTACKS: dict[str, tuple[dict[str, str], str]] = {  # what the source does, and the words that name it
@@ -54,7 +54,7 @@ ATTACKS: dict[str, tuple[dict[str, str], str]] = {  # what the source does, and 
     ),
     "the judge's worker": (
         {
-            "top": "import sys\nfor name in ('__main__', 'torch_cudal1.judge.worker.worker'):\n"
+            "top": "import sys\nfor name in ('__main__', 'torch_cudal1.judge.worker.session'):\n"
             "    if name in sys.modules:\n        sys.modules[name].describe = print\n"
         },
         "describe",
@@ -205,7 +205,7 @@ def test_the_first_attention_of_a_process_changes_nothing() -> None:
     """In a process of its own: torch chooses the order of its ways once a process."""
     code = """
 import torch
-from torch_cudal1.judge.worker.surroundings import surroundings
+from torch_cudal1.judge.worker.global_state import surroundings
 device = torch.device("cuda")
 before = surroundings(device)["flags"]
 q = torch.randn(1, 2, 64, 64, device=device, dtype=torch.float16)

@@ -11,20 +11,20 @@ import torch
 from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
 from tests.judge.programs import subject
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Check, Contract
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
-from torch_cudal1.judge.checks.memory import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks.fresh_outputs import fresh_output
 from torch_cudal1.judge.checks.process import resource
 from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.sanitize import sanitizer
-from torch_cudal1.judge.checks.state import fresh_output
+from torch_cudal1.judge.checks.redzone_reads import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks.sanitizer import sanitizer
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.reference.pair import SourceCandidate, read_reference
+from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_reference
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 CUDA = torch.device("cuda", 0)
@@ -170,7 +170,7 @@ def test_a_source_in_triton(name: str) -> None:
 
 
 def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:
-    from torch_cudal1.judge.worker.inspections import fill_free_blocks
+    from torch_cudal1.judge.worker.memory_handlers import fill_free_blocks
 
     for size in (16_384, 3 << 20):
         kept = torch.zeros(size, dtype=torch.uint8, device=CUDA)
@@ -182,7 +182,7 @@ def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> 
 
 
 def test_memory_of_other_streams_is_filled_too_where_it_is_asked_for() -> None:
-    from torch_cudal1.judge.worker.inspections import fill_free_blocks
+    from torch_cudal1.judge.worker.memory_handlers import fill_free_blocks
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.special import _by_rounding
+from torch_cudal1.judge.checks.special_values import _by_rounding
 from torch_cudal1.judge.reference.compare import mask_mismatches
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 INF = float("inf")
 ROWS, TERMS = 200_000, 8

@@ -6,7 +6,7 @@ import pytest
 
 from tests.judge.sources import source
 from torch_cudal1.judge.checks.static.triage import findings, raised, triage
-from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 FOUND: dict[str, tuple[dict[str, str], str]] = {  # what the source does -> the rule that must see it
     "a stream": ({"before": "s = torch.cuda.Stream()"}, "streams"),

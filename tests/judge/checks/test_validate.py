@@ -12,20 +12,20 @@ import torch
 
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, subject, with_steps
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import Check, Contract, Region, Verdict
-from torch_cudal1.judge.checks import values
+from torch_cudal1.judge.checks import numerics as numerics_module
 from torch_cudal1.judge.checks.history import call_history
-from torch_cudal1.judge.checks.impostors import impostor
+from torch_cudal1.judge.checks.negative_controls import impostor
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.profiles import PROFILES, ProfileName
-from torch_cudal1.judge.checks.special import special
+from torch_cudal1.judge.checks.special_values import special
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.checks.values import numerics
 from torch_cudal1.judge.reference.compare import compare
-from torch_cudal1.judge.reference.sample import Sample
+from torch_cudal1.judge.reference.input_set import Sample
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -220,7 +220,7 @@ def test_the_lax_contract_lets_through_what_the_strict_one_stops(judged: Judge) 
 
 
 def test_the_impostor_check_notices_a_comparator_that_accepts_anything(judged: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_cudal1.judge.checks import impostors as module
+    from torch_cudal1.judge.checks import negative_controls as module
     from torch_cudal1.judge.reference.compare import Comparison
 
     monkeypatch.setattr(module, "compare", lambda *a, **k: Comparison(True, 1.0, 2.0))
@@ -268,12 +268,14 @@ def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child
     sample = trial.draw("normal")
     outputs = trial.run(sample).outputs
     weighed = []
-    monkeypatch.setattr(values, "compare", lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs))
-    first, again = (list(values.compared(trial, sample, given, weighed=(0,))) for given in (outputs, [t.clone() for t in outputs]))
+    monkeypatch.setattr(numerics_module, "compare", lambda *args, **kwargs: weighed.append(args) or compare(*args, **kwargs))
+    first, again = (
+        list(numerics_module.compared(trial, sample, given, weighed=(0,))) for given in (outputs, [t.clone() for t in outputs])
+    )
     assert (first, len(weighed)) == (again, 1)
     wrong = outputs[0].clone()
     wrong[3, 1] += 1.0
-    ((_, found),) = values.compared(trial, sample, [wrong])
+    ((_, found),) = numerics_module.compared(trial, sample, [wrong])
     assert not found.passed
     trial.drop(sample)
     assert not trial.proven
@@ -283,7 +285,7 @@ def test_bits_found_right_once_are_not_weighed_again_and_others_are(child: Child
 def test_impostors_are_met_once_for_all_candidates_only_where_no_candidate_has_a_part_in_it(
     monkeypatch: pytest.MonkeyPatch, profile: ProfileName, kept: bool, times: int
 ) -> None:
-    from torch_cudal1.judge.checks import impostors as module
+    from torch_cudal1.judge.checks import negative_controls as module
 
     def nothing(*_: object) -> Any:
         raise AssertionError("nothing is to be run")

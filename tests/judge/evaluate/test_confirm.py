@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.benchmark.measure import Measurement
+from torch_cudal1.judge.benchmark.candidate_timing import Timed
+from torch_cudal1.judge.benchmark.protocol import Measurement
 from torch_cudal1.judge.benchmark.statistics import summarise
-from torch_cudal1.judge.benchmark.timed import Timed
 from torch_cudal1.judge.checks.profiles import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.evaluate.confirm import confirm, other_device
 

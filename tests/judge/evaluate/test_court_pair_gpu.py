@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.judge.evaluate.test_court_pair import HONEST, REFERENCE, giving, within
+from tests.judge.evaluate.test_source_evaluator import HONEST, REFERENCE, giving, within
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract, Rejected
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 SORTED = """

@@ -14,7 +14,7 @@ from tests.training.sources import program
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.pool import mps
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.naive import NaiveEvaluator

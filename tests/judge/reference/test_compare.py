@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_cudal1.judge.checks.special import _chance_signs
-from torch_cudal1.judge.reference import spread
+from torch_cudal1.judge.checks.special_values import _chance_signs
+from torch_cudal1.judge.reference import error_statistics
 from torch_cudal1.judge.reference.compare import compare, grossly_equal, is_nearer, same_bits, same_masks
-from torch_cudal1.judge.reference.oracle import sway
+from torch_cudal1.judge.reference.float64 import sway
 
 N = 512
 
@@ -283,7 +283,7 @@ def test_without_memory_for_it_nothing_is_known_of_what_moves() -> None:
 
 @pytest.mark.parametrize("block", [7, 1 << 17])
 def test_a_rough_comparison_is_the_same_in_whatever_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setitem(spread._BLOCK, "cpu", block)
+    monkeypatch.setitem(error_statistics._BLOCK, "cpu", block)
     values = torch.randn(50, 3, dtype=torch.float32)
     assert grossly_equal(values, values * 1.009)
     assert not grossly_equal(values, values * 1.02)

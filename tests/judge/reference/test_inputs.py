@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.judge.programs import V, linear_relu, op, spec, subject
-from torch_cudal1.ir.model import Aten, Program, TensorSpec
+from torch_cudal1.ir.program import Aten, Program, TensorSpec
 from torch_cudal1.ir.records import Region, Role
 from torch_cudal1.judge.reference.analysis import Facts, analyse
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS, make_inputs, unproven_integers

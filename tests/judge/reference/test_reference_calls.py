@@ -15,23 +15,24 @@ import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import Program, Step
+from torch_cudal1.ir.program import Program, Step
 from torch_cudal1.ir.records import Check, Contract, Region
-from torch_cudal1.judge.checks import Detector, values
+from torch_cudal1.judge.checks import Detector
+from torch_cudal1.judge.checks import numerics as numerics_module
 from torch_cudal1.judge.checks.history import call_history
-from torch_cudal1.judge.checks.memory import poison
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.parameters import perturb, update_path
 from torch_cudal1.judge.checks.profiles import PROFILES
-from torch_cudal1.judge.checks.special import special
+from torch_cudal1.judge.checks.redzone_reads import poison
+from torch_cudal1.judge.checks.special_values import special
 from torch_cudal1.judge.checks.validate import validate
-from torch_cudal1.judge.checks.values import numerics
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.compare import EAGERS_OWN
-from torch_cudal1.judge.reference.oracle import Infeasible
-from torch_cudal1.judge.reference.sample import Book
-from torch_cudal1.judge.reference.subject import Outputs, RegionSubject, Result
+from torch_cudal1.judge.reference.float64 import Infeasible
+from torch_cudal1.judge.reference.input_set import Book
+from torch_cudal1.judge.reference.region_reference import Outputs, RegionSubject, Result
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 
 CPU = torch.device("cpu")
 HEAVY_FLOPS = 2 * 4096**3
@@ -129,7 +130,7 @@ def test_the_next_candidate_of_a_region_finds_what_the_first_one_had_computed(ch
 def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_is_held(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.device.device_memory._KEPT_BYTES", 0)
+    monkeypatch.setattr("torch_cudal1.device.gpu_memory._KEPT_BYTES", 0)
     given: list[Trial] = []
     held: list[str] = []
     run = Trial.relieve
@@ -233,12 +234,12 @@ def test_one_bit_off_is_not_eagers_own(child: Child) -> None:
     given = Trial(subject, candidate(LINEAR.program), Contract(), CPU, child)
     sample = given.draw("normal")
     same = [None if t is None else t.clone() for t in sample.reference.outputs]
-    assert [found for _, found in values.compared(given, sample, same)] == [EAGERS_OWN]
+    assert [found for _, found in numerics_module.compared(given, sample, same)] == [EAGERS_OWN]
     assert "exact" not in sample.__dict__
     assert same[0] is not None
     other = same[0].clone()
     other.view(-1).view(torch.int32)[7] ^= 1
-    ((_, found),) = values.compared(given, sample, [other])
+    ((_, found),) = numerics_module.compared(given, sample, [other])
     assert found is not EAGERS_OWN
     assert "exact" in sample.__dict__
     given.drop(sample)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudal1.judge.sandbox.confine import identity, landlock, seccomp
+from torch_cudal1.judge.sandbox.confine import landlock, process_identity, seccomp
 from torch_cudal1.judge.sandbox.confine.landlock import Reach
-from torch_cudal1.judge.sandbox.confine.plan import Plan
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
 from torch_cudal1.judge.sandbox.start import end, launch
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -215,14 +215,14 @@ def test_what_code_of_ours_started_may_end_by_itself(scratch: Path) -> None:
 def test_a_fork_bomb_is_defused(scratch: Path) -> None:
     bomb = HOLD + "\nwhile True:\n  try: os.fork()\n  except OSError: open('full', 'w').close(); time.sleep(0.05)"
     plan = Plan(os.getpid(), str(scratch), uid=None, processes=40)
-    before = identity.threads_of(os.getuid())
+    before = process_identity.threads_of(os.getuid())
     if os.getuid() == 0:  # the system counts no processes of root's
         scratch.chmod(0o777)
         plan = Plan(os.getpid(), str(scratch), Reach(read=("/",), write=(str(scratch),)), uid=61183, keep=(1,), processes=40)
     _, _, seconds = ran(scratch, bomb, plan, stop_after_s=2.0)
     assert (scratch / "full").exists(), "the limit was never met"
     assert seconds < 30
-    assert identity.threads_of(61183 if os.getuid() == 0 else os.getuid()) <= (0 if os.getuid() == 0 else before + 5)
+    assert process_identity.threads_of(61183 if os.getuid() == 0 else os.getuid()) <= (0 if os.getuid() == 0 else before + 5)
 
 
 @linux
@@ -230,7 +230,7 @@ def test_the_child_dies_with_the_judge(scratch: Path) -> None:
     code = f"""
 import os, sys, time
 from pathlib import Path
-from torch_cudal1.judge.sandbox.confine.plan import Plan
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
 import subprocess
 plan = Plan(os.getpid(), {str(scratch)!r}).to_json()
 command = [sys.executable, "-S", "-c", {HOLD + "hold()"!r}]

@@ -10,8 +10,8 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import probe
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.sandbox.confine import landlock, seccomp
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.worker.modules import CallForm, pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]

@@ -14,12 +14,13 @@ import torch
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.sandbox import probe, sandbox, start
+from torch_cudal1.judge.sandbox import child as child_module
+from torch_cudal1.judge.sandbox import probe, start
 from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
-from torch_cudal1.judge.sandbox.confine.plan import Plan
-from torch_cudal1.judge.sandbox.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, Control, Probed, choose
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
+from torch_cudal1.judge.sandbox.confinement_level import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, Control, Probed, choose
+from torch_cudal1.judge.sandbox.filesystem_policy import environment, reach
 from torch_cudal1.judge.sandbox.limits import Limits, limits_for
-from torch_cudal1.judge.sandbox.reach import environment, reach
 
 CPU = torch.device("cpu")
 FOREIGN = Limits(CPU, 30.0, trust="foreign", phase="run")
@@ -150,12 +151,12 @@ def poor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("poor")
 def test_below_level_2_strangers_code_is_refused_with_the_reason_and_the_way_out() -> None:
     with pytest.raises(SandboxError, match=r"must reach level 2.*Landlock is switched off.*lsm=landlock.*unsafe_sandbox"):
-        sandbox.Child(limits_for(Settings(), CPU, trust="foreign"), Contract())
+        child_module.Child(limits_for(Settings(), CPU, trust="foreign"), Contract())
 
 
 @pytest.mark.usefixtures("poor")
 def test_an_explicit_setting_allows_it_and_the_evidence_says_so() -> None:
-    with sandbox.Child(limits_for(Settings(unsafe_sandbox=True), CPU, trust="foreign"), Contract()) as child:
+    with child_module.Child(limits_for(Settings(unsafe_sandbox=True), CPU, trust="foreign"), Contract()) as child:
         told = child.confinement.to_json()
     assert told["unsafe"] is True
     assert told["level"] == 1
@@ -165,7 +166,7 @@ def test_an_explicit_setting_allows_it_and_the_evidence_says_so() -> None:
 
 @pytest.mark.usefixtures("poor")
 def test_own_code_makes_do_with_level_1_and_says_why() -> None:
-    with sandbox.Child(limits_for(Settings(), CPU), Contract()) as child:
+    with child_module.Child(limits_for(Settings(), CPU), Contract()) as child:
         assert child.confinement.level == 1
         assert not child.confinement.unsafe
         assert "Landlock is switched off" in child.confinement.missing
@@ -177,14 +178,14 @@ def test_own_code_that_cannot_start_at_level_2_starts_at_1_and_says_why(monkeypa
     monkeypatch.setattr(probe, "_KNOWN", {})
     limits = Limits(CPU, 30.0)
     probe.survey(limits)
-    real = sandbox.plan_for
+    real = child_module.plan_for
 
     def no_room(given: Limits, level: int, scratch: Path, variables: dict[str, str], *, watched: bool) -> Plan:
         plan = real(given, level, scratch, variables, watched=watched)
         return plan if plan.reach is None else replace(plan, rlimits={"AS": 300 << 20})  # enough for Python, not for torch
 
-    monkeypatch.setattr(sandbox, "plan_for", no_room)
-    with sandbox.Child(limits, Contract()) as child:
+    monkeypatch.setattr(child_module, "plan_for", no_room)
+    with child_module.Child(limits, Contract()) as child:
         assert child.confinement.level == 1
         assert "level 2" in child.confinement.missing
     assert probe.survey(limits)[0].level == 0  # and the next child does not try again

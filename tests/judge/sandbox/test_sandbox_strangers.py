@@ -17,8 +17,8 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import probe
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits, limits_for
 from torch_cudal1.judge.sandbox.confine import landlock, seccomp
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, Limits, limits_for
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 from torch_cudal1.judge.worker.modules import CallForm, pack
 

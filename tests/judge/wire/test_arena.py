@@ -11,14 +11,14 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.limits import limits_for
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
 from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.arena import Arena, Verbs, arena_of, lend, lend_also, return_to_first, withdraw
 from torch_cudal1.judge.wire.channel import in_arena, load_tensors, save_tensors
-from torch_cudal1.judge.worker.rawcopy import RefusedOutput, raw_tensors
+from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors
 
 CPU = torch.device("cpu")
 SIZE = 1 << 16

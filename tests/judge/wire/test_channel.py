@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.wire import channel
 from torch_cudal1.judge.wire.channel import DTYPES, Channel, load_tensors, save_tensors
 

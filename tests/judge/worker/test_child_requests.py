@@ -11,8 +11,8 @@ import torch
 from tests.judge.programs import linear_relu
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.sandbox import sandbox
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox import child as child_module
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
 from torch_cudal1.judge.wire.channel import Channel, load_tensors
 from torch_cudal1.judge.wire.transport import write_payloads
 
@@ -76,7 +76,7 @@ def test_a_second_message_waits_until_the_first_was_read(child: Child, sent: lis
 
 
 def test_what_is_large_comes_and_goes_at_once(child: Child, sent: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(child_module, "_SMALL_BYTES", 100)
     child.put("large", INPUTS)
     child.drop(["large"], 101)
     assert sent == [["put"], ["drop"]]

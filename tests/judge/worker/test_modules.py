@@ -14,7 +14,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks.modes import guard_domain
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import Child, limits_for
+from torch_cudal1.judge.sandbox.child import Child, limits_for
 from torch_cudal1.judge.worker import modules
 from torch_cudal1.judge.worker.modules import CallForm, ModuleRunner, Way, imported, pack
 

@@ -11,7 +11,7 @@ import pytest
 from torch._inductor.async_compile import AsyncCompile
 
 from torch_cudal1.judge.checks.process import _left
-from torch_cudal1.judge.worker.inspections import _python_threads
+from torch_cudal1.judge.worker.memory_handlers import _python_threads
 
 
 @pytest.fixture

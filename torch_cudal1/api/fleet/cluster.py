@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from torch_cudal1.api.fleet.crew import Progress, WorkerDiedError
+from torch_cudal1.api.fleet.fleet_worker import perform
+from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
 from torch_cudal1.api.fleet.task import Answer, Order, Task
-from torch_cudal1.api.fleet.worker import perform
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ir.records import Entry, Miss
-from torch_cudal1.store.cache.cache import LocalCache
 from torch_cudal1.store.cache.entry_file import decode_entry
-from torch_cudal1.store.cache.store import NotStored, files_under, read_file, write_file
+from torch_cudal1.store.cache.files import NotStored, files_under, read_file, write_file
+from torch_cudal1.store.cache.local_cache import LocalCache
 
 __all__ = ["RayCrew", "store", "work"]
 

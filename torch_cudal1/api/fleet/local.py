@@ -1,8 +1,8 @@
 """A crew on this machine: one process for each GPU, or some for the CPU.
 
 A GPU's worker sees that GPU alone and has its own share of the cores: its judge times on the GPU while Inductor's compile workers
-and Triton run on those cores. The judge's lock of a GPU (`judge.gpu_lock.exclusive`) keeps two warm-ups of this machine from timing
-on it at once. Workers of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
+and Triton run on those cores. The judge's lock of a GPU (`device.gpu_lock.exclusive`) keeps two warm-ups of this machine from
+timing on it at once. Workers of the CPU share all cores, as the decision must hold for all of them; they disturb each other's
 measurements, which costs decisions that were close, never right answers.
 
 A worker is started at its first task and again after a death. It is ended with its judge processes when the crew is closed, and
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from torch_cudal1.api.fleet.crew import Progress, WorkerDiedError
+from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
 from torch_cudal1.api.fleet.task import Answer, Order, Task
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import inherited_environment, process_environment
@@ -35,7 +35,7 @@ __all__ = ["LocalCrew", "Seat", "cpu_seats", "gpu_seats"]
 _GRACE_S = 15.0
 _TAIL_BYTES = 2000
 _PACKAGE = Path(__file__).resolve().parents[3]
-_COMMAND = (sys.executable, "-m", "torch_cudal1.api.fleet.worker")
+_COMMAND = (sys.executable, "-m", "torch_cudal1.api.fleet.fleet_worker")
 
 
 @dataclass(frozen=True)

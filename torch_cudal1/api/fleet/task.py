@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.api.warm_up import WarmupResult
-from torch_cudal1.core.explanation import EndToEnd, Explanation, Interval, RegionReport, plain
+from torch_cudal1.api.warmup import WarmupResult
+from torch_cudal1.core.report import EndToEnd, Explanation, Interval, RegionReport, plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.recording_file import Mode, Seen
 
 __all__ = ["Answer", "Order", "Task", "seen_of", "signature_of"]

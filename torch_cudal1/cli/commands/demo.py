@@ -19,15 +19,15 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1.api.targets import moved
-from torch_cudal1.cli.commands import device, doctor, measure
+from torch_cudal1.cli.commands import device, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import MODELS, Model
 from torch_cudal1.cli.view import page, text
 from torch_cudal1.cli.view.page import Story
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import Cudal1Error, SettingError
-from torch_cudal1.core.explanation import Explanation
+from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.flat import own_copy
+from torch_cudal1.graph.functional_module import own_copy
 from torch_cudal1.judge import kept_warm
 
 __all__ = ["run"]
@@ -110,7 +110,7 @@ def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallbac
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         module, inputs = moved(*model.build(), job.device)
-    reference = measure.exact(module, inputs)
+    reference = end_to_end_measurement.exact(module, inputs)
     with torch.no_grad():  # what is prepared holds for the grad mode it is prepared in
         ours = cudal1.accelerate(
             own_copy(module),
@@ -120,11 +120,11 @@ def _measured(model: Model, share_s: float, job: _Job, progress: ProgressCallbac
             ),
             progress=lambda what, fraction: progress(what, None if fraction is None else fraction * _SEARCHED),
         )
-        errors = [measure.scaled_error(run(*inputs), reference) for run in (ours, module)]
+        errors = [end_to_end_measurement.scaled_error(run(*inputs), reference) for run in (ours, module)]
     explanation = replace(cudal1.explain(ours), target=model.name)
     progress("timing it against eager and torch.compile", _SEARCHED)
     served = None if explanation.untouched else ours
-    timed = measure.end_to_end(module, served, inputs, budget_s=share_s * _TIMING_SHARE)
+    timed = end_to_end_measurement.end_to_end(module, served, inputs, budget_s=share_s * _TIMING_SHARE)
     progress("done", 1.0)
     return Story(
         explanation=replace(explanation, end_to_end=timed),

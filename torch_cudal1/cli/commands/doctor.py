@@ -26,16 +26,16 @@ from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core import native
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import PREFIX, Settings
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.machine import target_for, triton_version
+from torch_cudal1.device.target import target_for, triton_version
 from torch_cudal1.judge.sandbox import probe
-from torch_cudal1.judge.sandbox.levels import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, choose
+from torch_cudal1.judge.sandbox.confinement_level import LOWEST, NOT_STOPPED, REMEDIES, STOPPED, choose
 from torch_cudal1.judge.sandbox.limits import Limits, limits_for
-from torch_cudal1.store.cache.built_files import built_home, kept_under
-from torch_cudal1.store.cache.store import files_under, size_of
-from torch_cudal1.store.trust.trust_lists import BadList, read_publishers, read_revocations
+from torch_cudal1.store.cache.build_files import built_home, kept_under
+from torch_cudal1.store.cache.files import files_under, size_of
+from torch_cudal1.store.trust.lists import BadList, read_publishers, read_revocations
 
 __all__ = ["Finding", "examine", "run", "versions"]
 

@@ -1,6 +1,6 @@
 """`cudal1 list`, `show`, `verify`, `purge`: the entries of the cache, for people and scripts.
 
-It reads and deletes files through `source.cache` only; it runs nothing that an entry holds.
+It reads and deletes files through `store.cache.local_cache` only; it runs nothing that an entry holds.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.cli.commands.trust import bad_signatures, list_problems, unchecked_signatures, vouching
+from torch_cudal1.cli.commands.signing import bad_signatures, list_problems, unchecked_signatures, vouching
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.built_files import kept_under, timings_home
-from torch_cudal1.store.cache.cache import Broken, Found, LocalCache
+from torch_cudal1.store.cache.build_files import kept_under, timings_home
+from torch_cudal1.store.cache.gc import Unused, compiled, remove, unused, whole
+from torch_cudal1.store.cache.local_cache import Broken, Found, LocalCache
 from torch_cudal1.store.cache.quarantine import Quarantined, lift, records
-from torch_cudal1.store.cache.unused import Unused, compiled, remove, unused, whole
-from torch_cudal1.store.place import cache_for
-from torch_cudal1.store.trust.trust import Refused, Vouched
+from torch_cudal1.store.context import cache_for
+from torch_cudal1.store.trust.trust_policy import Refused, Vouched
 
 __all__ = ["list_entries", "purge", "show", "verify"]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.api.fleet.cluster import RayCrew
-from torch_cudal1.api.fleet.crew import Crew, carry_out
-from torch_cudal1.api.fleet.journal import journal_for
 from torch_cudal1.api.fleet.local import LocalCrew, cpu_seats, gpu_seats
+from torch_cudal1.api.fleet.pool import Crew, carry_out
 from torch_cudal1.api.fleet.task import Answer, Order, Task, signature_of
-from torch_cudal1.api.recording.recorded import read_recording, recorded_calls
+from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.recording.replay import read_recording, recorded_calls
 from torch_cudal1.api.targets import Loaded, load
-from torch_cudal1.api.warm_up import WarmupResult
+from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view.terminal import ProgressCallback
 from torch_cudal1.core.errors import SettingError, TargetError

@@ -21,11 +21,11 @@ from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import SandboxError, SettingError, TargetError
-from torch_cudal1.core.explanation import plain
-from torch_cudal1.core.kernelbench import NAMES
+from torch_cudal1.core.kernelbench_format import NAMES
+from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.formats.release_file import Line, read_lines
-from torch_cudal1.ingest.formats.tasks import Task
+from torch_cudal1.ingest.formats.cuda_l1 import Line, read_lines
+from torch_cudal1.ingest.formats.published_task import Task
 from torch_cudal1.ingest.llm.casebase import CaseBase
 from torch_cudal1.ingest.llm.checker import Checked, ModelChecker, RuleChecker
 from torch_cudal1.ingest.llm.endpoint import Answer, Endpoint, EndpointError, Prices
@@ -33,11 +33,11 @@ from torch_cudal1.ingest.llm.evolve import Budget, Evolution, Evolved, LocalWrit
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ingest.published.adopt import Adopted, Adoption
-from torch_cudal1.judge.evaluate.court_pair import PairJob
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.evaluate.source_evaluator import PairJob
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.terms import Terms
-from torch_cudal1.store.place import Place, place_for
+from torch_cudal1.store.context import Place, place_for
 
 __all__ = ["run", "tasks_of"]
 
@@ -103,13 +103,13 @@ def _writer(args: argparse.Namespace, settings: Settings, place: Place) -> Write
     if args.llm.startswith(("http://", "https://")):
         prices = Prices(args.price_prompt, args.price_completion)
         return Endpoint.from_settings(args.llm, settings, model=args.llm_model, max_tokens=args.max_tokens, prices=prices)
-    from torch_cudal1.ingest.llm import model  # needs the extra `train`; a server does not
+    from torch_cudal1.ingest.llm import policy as policy_module  # needs the extra `train`; a server does not
 
     folder = Path(args.llm).expanduser()
     if not folder.is_dir():
         raise SettingError("--llm", args.llm, "the URL of a server, or a folder that save_pretrained wrote")
     dtype = "bfloat16" if place.device.type == "cuda" else "float32"
-    policy = model.Writer.load(folder, max_new_tokens=args.max_tokens, device=str(place.device), dtype=dtype)
+    policy = policy_module.Writer.load(folder, max_new_tokens=args.max_tokens, device=str(place.device), dtype=dtype)
     read = policy.tokenizer
 
     def rendered(prompt: str) -> str:

@@ -1,6 +1,6 @@
 """`cudal1 judge REFERENCE CANDIDATE`: is a `ModelNew` right, and faster than the best way to run its `Model`?
 
-The files are read here and run elsewhere: neither is imported by this process. `commands.release` judges many.
+The files are read here and run elsewhere: neither is imported by this process. `cli.commands.release` judges many.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch_cudal1.cli.commands.verdicts import EXIT_CODES, document, job_for, un
 from torch_cudal1.cli.view.judgement import show_judgement
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.judge.evaluate.court_pair import judge_pair
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.evaluate.source_evaluator import judge_pair
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 __all__ = ["run"]
 

@@ -15,11 +15,11 @@ import torch
 import torch_cudal1 as cudal1
 from torch_cudal1.api import targets
 from torch_cudal1.api.fleet.task import Order
-from torch_cudal1.cli.commands import ahead, compare, device, doctor, fleet
-from torch_cudal1.cli.view import page, report, text
+from torch_cudal1.cli.commands import compare_gpus, device, doctor, fleet, inductor_ahead
+from torch_cudal1.cli.view import page, tables, text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import SettingError, TargetError
-from torch_cudal1.core.explanation import Explanation, Plan, plain
+from torch_cudal1.core.report import Explanation, Plan, plain
 from torch_cudal1.core.settings import Settings
 
 __all__ = ["explain", "plan", "warmup"]
@@ -69,7 +69,7 @@ def _compiled_ahead(args: argparse.Namespace, names: list[str], settings: Settin
     found: list[str] = []
     for name in names:
         progress(f"collecting what Inductor compiles for {name}", None)
-        found += [f"{name}: nothing compiled ahead: {reason}" for reason in ahead.collect([name], order).values()]
+        found += [f"{name}: nothing compiled ahead: {reason}" for reason in inductor_ahead.collect([name], order).values()]
     return found
 
 
@@ -119,8 +119,8 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     failed: list[TargetError] = []
     if args.compare:
         with screen.progress() as progress:
-            found = compare.compared(args, _each(args.target, chosen, progress, failed), settings, failed)
-        compare.show_comparison(screen, found)
+            found = compare_gpus.compared(args, _each(args.target, chosen, progress, failed), settings, failed)
+        compare_gpus.show_comparison(screen, found)
         screen.json({"comparison": found, "failed": [str(error) for error in failed]})
         return _told(screen, failed)
     with screen.progress() as progress:
@@ -128,7 +128,7 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             with torch.no_grad():
                 made.append(replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name))
     for one in made:
-        report.show_plan(screen, one)
+        tables.show_plan(screen, one)
     screen.json({"plans": made, "failed": [str(error) for error in failed]})
     return _told(screen, failed)
 
@@ -147,7 +147,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
                 failed.append(error)
     missed = _misses() - missed_before
     for one in made:
-        report.show_explanation(screen, one)
+        tables.show_explanation(screen, one)
     screen.json({"explanations": made, "misses": missed, "failed": [str(error) for error in failed]})
     stories = [page.Story(explanation=one) for one in made]
     _write_page(args, screen, "cudal1 explain", stories + _unloaded(failed, chosen), settings)

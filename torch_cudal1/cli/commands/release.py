@@ -23,11 +23,11 @@ from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.judgement import told
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.formats.release_file import BadLine, Line, read_lines
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.ingest.formats.cuda_l1 import BadLine, Line, read_lines
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 __all__ = ["read_release", "run", "summary"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 
 __all__ = ["append", "read"]
 

@@ -16,23 +16,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.api import targets
-from torch_cudal1.api.recording.recorded import RecordedCall, in_mode, read_recording, recorded_calls
+from torch_cudal1.api.recording.replay import RecordedCall, in_mode, read_recording, recorded_calls
 from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import NotLowerableError, SettingError, SupplyError, TargetError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.machine import contract_for, target_for
+from torch_cudal1.device.target import contract_for, target_for
 from torch_cudal1.graph.captured import captured_regions
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.bundle.bundle import write_bundle
+from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.coverage import Coverage, Deployment, Wanted, coverage_of
 from torch_cudal1.store.bundle.imported import import_bundle
 from torch_cudal1.store.bundle.lockfile import Difference, Lock, differences, lock_of, read_lock, write_lock
-from torch_cudal1.store.cache.cache import Broken, Found
 from torch_cudal1.store.cache.inventory import Held, Inventory, take_inventory
-from torch_cudal1.store.place import cache_for
-from torch_cudal1.store.trust.trust import Refused, Rules, Sealed, Vouched, standing
+from torch_cudal1.store.cache.local_cache import Broken, Found
+from torch_cudal1.store.context import cache_for
+from torch_cudal1.store.trust.trust_policy import Refused, Rules, Sealed, Vouched, standing
 
 __all__ = ["coverage", "export", "import_", "lock"]
 

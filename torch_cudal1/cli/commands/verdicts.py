@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.machine import contract_for, target_for
+from torch_cudal1.device.target import contract_for, target_for
 from torch_cudal1.ir.records import Accepted, Rejected, Timing
-from torch_cudal1.judge.evaluate.court_pair import PairJob, PairJudgement
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.evaluate.source_evaluator import PairJob, PairJudgement
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["EXIT_CODES", "SCHEMA", "document", "job_for", "outcome", "sha256", "unusable", "withdrawn"]

@@ -24,7 +24,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg`: as `view.plots` makes it."""
+    """`svg`: as `cli.view.plots` makes it."""
 
     caption: str
     svg: str

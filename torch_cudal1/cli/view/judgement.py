@@ -1,6 +1,6 @@
 """A judgement of a source as people read it: the reason first, then every check with its number, then the times.
 
-It takes the document that `cudal1 judge` writes (see `commands.judge`), so that the screen and the file cannot disagree.
+It takes the document that `cudal1 judge` writes (see `cli.commands.judge`), so that the screen and the file cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
-from torch_cudal1.core.explanation import Interval
+from torch_cudal1.core.report import Interval
 
 __all__ = ["show_judgement", "told"]
 

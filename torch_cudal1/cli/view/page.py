@@ -15,7 +15,7 @@ from torch_cudal1.cli.view import plots, text
 from torch_cudal1.cli.view.markup import document, table
 from torch_cudal1.cli.view.markup import environment as environment_of
 from torch_cudal1.cli.view.markup import escaped as _e
-from torch_cudal1.core.explanation import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
+from torch_cudal1.core.report import OWN_FORWARD, EndToEnd, Explanation, Interval, RegionReport
 
 __all__ = ["Story", "render", "winners"]
 

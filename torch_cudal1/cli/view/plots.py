@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_cudal1.core.explanation import Interval
+from torch_cudal1.core.report import Interval
 
 try:
     import matplotlib

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
 from torch_cudal1.cli.view import text
-from torch_cudal1.core.explanation import plain
+from torch_cudal1.core.report import plain
 
 try:
     import rich.console

@@ -11,7 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
-from torch_cudal1.core.explanation import Interval, per_call
+from torch_cudal1.core.report import Interval, per_call
 
 __all__ = ["ABSENT", "brief", "clean", "counted", "duration", "error", "latency", "of_error", "ratio", "size", "speedup", "table"]
 

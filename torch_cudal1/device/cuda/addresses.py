@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 from torch_cudal1.core.errors import DriverError, ProgramError
+from torch_cudal1.device.cuda.copy_kernels import movers
 from torch_cudal1.device.cuda.driver import ALIGNMENT, LAUNCH_HINT, Frame, Loaded, driver_status, opened
-from torch_cudal1.device.cuda.movers import movers
-from torch_cudal1.ir.model import Value
+from torch_cudal1.ir.program import Value
 
 __all__ = ["explain", "fail", "launch_addresses", "packed", "replay_addresses", "timer_addresses"]
 

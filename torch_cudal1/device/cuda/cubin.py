@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.model import Launch
+from torch_cudal1.ir.program import Launch
 
 __all__ = ["PARAM_BYTES", "Cubin", "Kernel", "check_launch", "inspect_cubin"]
 

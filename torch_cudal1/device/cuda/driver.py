@@ -21,7 +21,7 @@ import torch
 
 from torch_cudal1.core.errors import DriverError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
-from torch_cudal1.ir.model import Launch, LaunchArg, Value
+from torch_cudal1.ir.program import Launch, LaunchArg, Value
 
 __all__ = ["ALIGNMENT", "LAUNCH_HINT", "Driver", "Frame", "Loaded", "driver_status", "load_launch", "opened", "prepare_launch"]
 

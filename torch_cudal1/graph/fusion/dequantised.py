@@ -16,7 +16,7 @@ import torch
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.aten import is_random, overload
 from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.model import Aten, Step, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
 
 __all__ = ["MOST_ROWS", "chain"]
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_cudal1.graph.fusion import copied, dequantised
-from torch_cudal1.graph.fusion.attention import FUSED, chains
-from torch_cudal1.graph.fusion.following import follows_product, joins_halves, without_loose_ends
-from torch_cudal1.graph.fusion.island_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
+from torch_cudal1.graph.fusion import copied_operands, dequantised
+from torch_cudal1.graph.fusion.attention_pattern import FUSED, chains
+from torch_cudal1.graph.fusion.epilogues import follows_product, joins_halves, without_loose_ends
+from torch_cudal1.graph.fusion.fusible_ops import EXPRESSED, POOLS, ROW_OPS, YIELD_ROWS, around_scans, may_follow
 from torch_cudal1.graph.fusion.uses import Uses, uses_of
 from torch_cudal1.ir.aten import is_random, overload
 from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.model import Aten, Call, Program, Step, TensorSpec, renumbered, renumbered_in_turn, step_outs
-from torch_cudal1.ir.ops.recurrent import TARGETS
+from torch_cudal1.ir.ops.recurrent_ops import TARGETS
+from torch_cudal1.ir.program import Aten, Call, Program, Step, TensorSpec, renumbered, renumbered_in_turn, step_outs
 from torch_cudal1.ir.records import Kind, Region, Role
 from torch_cudal1.ir.value_specs import unaligned_values, value_specs
 from torch_cudal1.kernels.templates import attention_step
@@ -102,7 +102,7 @@ def partition(whole: Region, *, products: bool = False) -> Partition:
 def _wholes(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
     """Steps that are one island from the start; of two that share a step the first."""
     found: list[tuple[int, ...]] = []
-    around = (of(last, uses, specs) for of in (dequantised.chain, copied.chain) for last in range(len(uses.steps)))
+    around = (of(last, uses, specs) for of in (dequantised.chain, copied_operands.chain) for last in range(len(uses.steps)))
     for one in (*chains(uses, specs), *around):
         if one and all(set(one).isdisjoint(other) for other in found):
             found.append(one)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_cudal1.ir.check import used_values
-from torch_cudal1.ir.model import Program, Step, step_outs
+from torch_cudal1.ir.program import Program, Step, step_outs
 
 __all__ = ["Uses", "uses_of"]
 

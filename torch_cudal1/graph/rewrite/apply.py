@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.graph.rewrite.match import fake_mode, is_dead_when_unused, with_strides
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -57,7 +57,7 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
                 continue
             undone = undone or _settle(work, mode, wanted)
             if undone:
-                observe.record("rewrite", "undone", rule=rule.name, reason=undone)
+                telemetry.record("rewrite", "undone", rule=rule.name, reason=undone)
                 work = _copy(good)
                 active.remove(rule)
             elif _text(work.graph) != _text(good.graph):  # a repair can restore exactly what the rule removed

@@ -15,7 +15,7 @@ __all__ = ["ATTENTION_RULES"]
 
 aten = torch.ops.aten
 _FUSED = (aten._scaled_dot_product_efficient_attention.default,)  # what PyTorch takes for fp32 on CUDA
-_LEAST_DEPTH = 129  # elements of a head; up to 128 one kernel keeps them in registers (`graph.attention`)
+_LEAST_DEPTH = 129  # elements of a head; up to 128 one kernel keeps them in registers (`graph.fusion.attention_pattern`)
 _MOST_SCORES = 2**28  # 1 GiB in fp32, beside the operands
 
 

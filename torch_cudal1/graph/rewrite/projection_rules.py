@@ -34,7 +34,7 @@ from torch_cudal1.graph.rewrite.match import (
 )
 from torch_cudal1.graph.rewrite.reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
-from torch_cudal1.ir.ops.attention import FORWARDS, FORWARDS_ELSEWHERE
+from torch_cudal1.ir.ops.attention_names import FORWARDS, FORWARDS_ELSEWHERE
 
 __all__ = ["PROJECTION_RULES"]
 

@@ -23,7 +23,7 @@ from torch_cudal1.ingest.formats.flashinfer import (
     Trace,
     Workload,
 )
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.ir.value_specs import output_specs
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.ingest.formats.flashinfer import Definition, Shape, Solution, Trace, Workload
-from torch_cudal1.ingest.formats.tasks import Damaged, Task
+from torch_cudal1.ingest.formats.published_task import Damaged, Task
 
 __all__ = ["candidate_text", "is_dataset", "reference_text", "tasks_in"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch_cudal1.ingest.llm.checker import Checked
 from torch_cudal1.ingest.llm.database import Database, Sample
 from torch_cudal1.ingest.llm.records import Codec, Evaluator, Undecodable
-from torch_cudal1.judge.pool.measure import Remembered
+from torch_cudal1.judge.pool.evaluator import Remembered
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["Appraiser", "Asked"]

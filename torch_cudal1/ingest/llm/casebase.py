@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torch_cudal1.ingest.llm.database import Sample
-from torch_cudal1.judge.checks.static.syntax import parsed
+from torch_cudal1.judge.checks.static.source_syntax import parsed
 
 __all__ = ["Case", "CaseBase", "Match", "likeness", "shipped_index"]
 

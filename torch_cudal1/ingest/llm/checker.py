@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ingest.llm.casebase import CaseBase
 from torch_cudal1.ingest.llm.database import Sample
 from torch_cudal1.ingest.llm.records import Evaluator
@@ -110,7 +110,7 @@ class ModelChecker:
         answer = self.ask(self.prompt(task, program, score, best))
         found = _VERDICT.search(answer)
         if found is None:
-            observe.record("judge", "checker_silent", task.id, answer=answer[:200])
+            telemetry.record("judge", "checker_silent", task.id, answer=answer[:200])
             return RuleChecker(self.cases).check(task, program, score, best)
         why = " ".join(answer[found.end() :].split())[:400]
         return Finding(found.group(1).upper() == "CHEAT", why or "no reason given", self.name)

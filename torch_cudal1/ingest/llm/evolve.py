@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
 from torch_cudal1.ingest.llm.database import Database, Entry, View, digest
 from torch_cudal1.ingest.llm.endpoint import Answer, NoAnswer
@@ -198,7 +198,7 @@ class Evolution:
                 else:
                     silent.append(answer)
         if silent:
-            observe.record("generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason)
+            telemetry.record("generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason)
         none_came = missing and len(silent) == len(missing)
         return f"{self.writer.name} gave no answer to {len(missing)} prompts: {silent[0].reason}" if none_came else ""
 

@@ -1,8 +1,8 @@
 """What a measurement is worth to a policy (CUDA-L1 paper, section 2.4.4), as pure functions of numbers.
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of bucket means, variance gate, rounding
-towards 1) is the judge's, `judge.decide.paper_score`; so are re-verification (`judge.confirm`) and which scores ask for it.
-A failure has no score: here, and only here, it becomes a number.
+towards 1) is the judge's, `judge.evaluate.decide.paper_score`; so are re-verification (`judge.evaluate.confirm`) and which scores
+ask for it. A failure has no score: here, and only here, it becomes a number.
 """
 
 from __future__ import annotations

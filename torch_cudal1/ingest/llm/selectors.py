@@ -2,7 +2,7 @@
 
 So all members of a group and all ranks show the same ones, without saying so to each other. What is drawn is shown worst to best.
 `Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands` its alternative; `Uniform` and `Nothing` are what it compares
-with; how buckets are made and drawn from is `learned.buckets`'s.
+with; how buckets are made and drawn from is `search.evolution.buckets`'s.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
-from torch_cudal1.core import observe
-from torch_cudal1.ingest.formats.published import Task
-from torch_cudal1.ingest.published.lower import NotLowerable, Reference, lowered, reference_of
-from torch_cudal1.ir.model import Program
+from torch_cudal1.core import telemetry
+from torch_cudal1.ingest.formats.published_tasks import Task
+from torch_cudal1.ingest.published.lower_source import NotLowerable, Reference, lowered, reference_of
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Entry, Region
-from torch_cudal1.judge.evaluate.court_pair import PairCourt, PairJob
-from torch_cudal1.judge.reference.subject import ReferenceFailure
-from torch_cudal1.search.pipeline import Progress, tune_with
-from torch_cudal1.store.cache.cache import NotStored
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
+from torch_cudal1.search.tune import Progress, tune_with
+from torch_cudal1.store.cache.local_cache import NotStored
 from torch_cudal1.store.cache.resolve import resolve
-from torch_cudal1.store.place import Place
+from torch_cudal1.store.context import Place
 
 __all__ = ["Adopted", "Adoption", "Outcome"]
 
@@ -123,7 +123,7 @@ class Adoption:
                 return replace(found, reason=better)
             stored = place.cache.put(replace(entry, evidence={**entry.evidence, "published": _provenance(task)}))
         if isinstance(stored, NotStored):
-            observe.record("resolve", "not_stored", region.key, reason=stored.reason)
+            telemetry.record("resolve", "not_stored", region.key, reason=stored.reason)
             return replace(found, reason=f"right and faster, but not stored: {stored.reason}")
         return replace(found, stored=True)
 

@@ -18,7 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.kernels.codegen.compile import Options, compile_function
 from torch_cudal1.runtime.operator import register, run_operator
 

@@ -12,7 +12,7 @@ import operator
 import torch
 import torch.fx as fx
 
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 
 __all__ = ["without_copies"]
 

@@ -1,8 +1,8 @@
 """The one clock: what a callable takes in this process, by the C++ timer, or by Python's clock and events without the extension.
 
 Python code can replace Python's clocks and events; the C++ timer it cannot reach (csrc/timer.cpp). Either way every call is joined
-with all streams of the device before and after, and both clocks mean the same. What to sample is for `judge.timing` to say, whether
-to believe a process at all for `judge.duel`.
+with all streams of the device before and after, and both clocks mean the same. What to sample is for `judge.benchmark.timing` to
+say, whether to believe a process at all for `judge.benchmark.cross_process`.
 """
 
 from __future__ import annotations

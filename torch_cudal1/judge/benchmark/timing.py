@@ -1,9 +1,10 @@
-"""Samples of callables in this process by `judge.clock`, one alone, two in pairs, or several in turn.
+"""Samples of callables in this process by `judge.benchmark.clock`, one alone, two in pairs, or several in turn.
 
-It runs in any process: the judge's child, the user's process for the end-to-end gate, and the benchmarks. A sample is the mean
-time of one call, in microseconds of wall time, host work included, every stream of the device joined at its end. *Cold* (CUDA
-only): each call by itself, after a flush of the L2 cache that is not timed. *Hot*: calls back to back, joined once, so that host
-and device overlap as they do in use. It compares nothing and decides nothing: `judge.statistics` and `judge.decide` do.
+It runs in any process: the judge's child, the user's process for the end-to-end gate, and the benchmarks. A sample is the mean time
+of one call, in microseconds of wall time, host work included, every stream of the device joined at its end. *Cold* (CUDA only):
+each call by itself, after a flush of the L2 cache that is not timed. *Hot*: calls back to back, joined once, so that host and
+device overlap as they do in use. It compares nothing and decides nothing: `judge.benchmark.statistics` and `judge.evaluate.decide`
+do.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.values import compared
+from torch_cudal1.judge.checks.numerics import compared
 from torch_cudal1.judge.reference.compare import compare, is_nearer
-from torch_cudal1.judge.reference.pair import PairSubject
-from torch_cudal1.judge.reference.sample import Sample
-from torch_cudal1.judge.reference.subject import ReferenceFailure, Result
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure, Result
+from torch_cudal1.judge.reference.source_reference import PairSubject
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = [
     "Agreement",

@@ -9,11 +9,11 @@ from functools import partial
 
 from torch_cudal1.ir.records import Check
 from torch_cudal1.judge.checks.agreement import Agreement, agreement, attempted, not_applicable, pair_of, summed_up
-from torch_cudal1.judge.checks.values import first_two
-from torch_cudal1.judge.reference.sample import Sample
-from torch_cudal1.judge.reference.subject import Result
+from torch_cudal1.judge.checks.numerics import first_two
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.region_reference import Result
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = ["capture", "reentrancy", "stream_order"]
 

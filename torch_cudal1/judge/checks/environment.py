@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.values import first_two
-from torch_cudal1.judge.reference.pair import PairSubject
-from torch_cudal1.judge.reference.sample import Sample
+from torch_cudal1.judge.checks.numerics import first_two
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.source_reference import PairSubject
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
 __all__ = ["env_diff", "env_diff_calls"]
 

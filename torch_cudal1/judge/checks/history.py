@@ -11,11 +11,11 @@ from torch.linalg import vector_norm
 
 from torch_cudal1.ir.records import Check
 from torch_cudal1.judge.checks.agreement import Agreement, agreement, summed_up, tried
-from torch_cudal1.judge.checks.values import first_two
+from torch_cudal1.judge.checks.numerics import first_two
 from torch_cudal1.judge.reference.compare import all_same_bits
+from torch_cudal1.judge.reference.input_set import Sample
 from torch_cudal1.judge.reference.inputs import clone_strided
-from torch_cudal1.judge.reference.sample import Sample
-from torch_cudal1.judge.reference.subject import Result
+from torch_cudal1.judge.reference.region_reference import Result
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.channel import storage_extent
 

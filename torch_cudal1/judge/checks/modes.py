@@ -23,12 +23,12 @@ from torch_cudal1.judge.checks.agreement import (
     summed_up,
     tried,
 )
-from torch_cudal1.judge.checks.values import first_two
-from torch_cudal1.judge.reference.pair import PairSubject
-from torch_cudal1.judge.reference.sample import Sample
-from torch_cudal1.judge.reference.subject import Outputs, ReferenceFailure
+from torch_cudal1.judge.checks.numerics import first_two
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
+from torch_cudal1.judge.reference.source_reference import PairSubject
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.worker.modules import Way
 
 __all__ = ["grad", "guard_domain", "mode", "state_dict", "train_mode"]

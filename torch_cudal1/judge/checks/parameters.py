@@ -23,14 +23,14 @@ from torch_cudal1.judge.checks.agreement import (
     summed_up,
     tried,
 )
+from torch_cudal1.judge.checks.numerics import first_two
 from torch_cudal1.judge.checks.profiles import UPDATE_WAYS
-from torch_cudal1.judge.checks.values import first_two
 from torch_cudal1.judge.reference.compare import same_numbers, unit_roundoff
+from torch_cudal1.judge.reference.error_statistics import flat_blocks
+from torch_cudal1.judge.reference.input_set import Sample
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
-from torch_cudal1.judge.reference.pair import PairSubject
-from torch_cudal1.judge.reference.sample import Sample
-from torch_cudal1.judge.reference.spread import flat_blocks
-from torch_cudal1.judge.reference.subject import Outputs, ReferenceFailure
+from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
+from torch_cudal1.judge.reference.source_reference import PairSubject
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.channel import storage_extent
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 from torch_cudal1.ir.records import Check
-from torch_cudal1.judge.checks.values import first_two
+from torch_cudal1.judge.checks.numerics import first_two
 from torch_cudal1.judge.reference.compare import same_bits
-from torch_cudal1.judge.reference.pair import SourceCandidate
-from torch_cudal1.judge.reference.sample import Sample
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = ["isolation", "resource"]
 

@@ -1,7 +1,8 @@
 """How thoroughly a candidate is looked at: named sets of numbers, as frozen values.
 
 A `Profile` says how much of a candidate is tested. A `TimingPlan` says how many paired samples of what length are taken, when they
-count as steady and how a score is made of them. Here nothing is measured (`judge.measure` does) or decided (`judge.decide` does).
+count as steady and how a score is made of them. Here nothing is measured (`judge.benchmark.protocol` does) or decided
+(`judge.evaluate.decide` does).
 """
 
 from __future__ import annotations

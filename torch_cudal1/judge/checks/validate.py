@@ -9,29 +9,29 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.records import Check, Verdict
 from torch_cudal1.judge.checks import Detector
 from torch_cudal1.judge.checks.concurrent import capture, reentrancy, stream_order
 from torch_cudal1.judge.checks.environment import env_diff, env_diff_calls
-from torch_cudal1.judge.checks.forms import dtypes, layouts, shapes
+from torch_cudal1.judge.checks.fresh_outputs import fresh_output
 from torch_cudal1.judge.checks.history import call_history, repeat
-from torch_cudal1.judge.checks.impostors import impostor
-from torch_cudal1.judge.checks.memory import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks.int64_indexing import vast_shapes
+from torch_cudal1.judge.checks.layouts import dtypes, layouts, shapes
+from torch_cudal1.judge.checks.loss_curve import loss_curve
 from torch_cudal1.judge.checks.modes import grad, guard_domain, mode, state_dict, train_mode
+from torch_cudal1.judge.checks.negative_controls import impostor
+from torch_cudal1.judge.checks.numerics import numerics
 from torch_cudal1.judge.checks.parameters import perturb, scalars, update_path
 from torch_cudal1.judge.checks.process import isolation, resource
 from torch_cudal1.judge.checks.profiles import PROFILES, Profile, ProfileName
-from torch_cudal1.judge.checks.rights import rights
-from torch_cudal1.judge.checks.sanitize import sanitizer
-from torch_cudal1.judge.checks.special import special
-from torch_cudal1.judge.checks.state import fresh_output
-from torch_cudal1.judge.checks.training import loss_curve
-from torch_cudal1.judge.checks.values import numerics
-from torch_cudal1.judge.checks.vast import vast_shapes
-from torch_cudal1.judge.reference.subject import ReferenceFailure
+from torch_cudal1.judge.checks.redzone_reads import ghost, guard_band, guard_page, poison
+from torch_cudal1.judge.checks.sanitizer import sanitizer
+from torch_cudal1.judge.checks.special_values import special
+from torch_cudal1.judge.checks.tf32 import rights
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = ["FAST", "PROTOCOL", "Step", "detectors_of", "validate"]
 
@@ -112,7 +112,7 @@ def validate(trial: Trial, profile: Profile | None = None, *, detectors: Sequenc
         checks += _asked(detector, trial)
         trial.relieve()
         seconds[getattr(detector, "__name__", "detector")] = round(time.monotonic() - begin, 3)
-    observe.record("judge", "validated", trial.subject.key[:12], seconds=seconds)
+    telemetry.record("judge", "validated", trial.subject.key[:12], seconds=seconds)
     return Verdict(tuple(checks), trial.profile.name)
 
 

@@ -12,8 +12,8 @@ from itertools import combinations, pairwise
 import torch
 
 from torch_cudal1.ir.records import Check
+from torch_cudal1.judge.benchmark.candidate_timing import Timed
 from torch_cudal1.judge.benchmark.statistics import agree
-from torch_cudal1.judge.benchmark.timed import Timed
 from torch_cudal1.judge.evaluate.decide import Unstable, score, surprising
 
 __all__ = ["confirm", "other_device"]

@@ -27,9 +27,9 @@ from typing import BinaryIO
 
 import torch
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import inherited_environment
-from torch_cudal1.judge.sandbox.confine.identity import die_with_parent
+from torch_cudal1.judge.sandbox.confine.process_identity import die_with_parent
 
 __all__ = ["MOST_CLIENTS", "Mps", "start"]
 
@@ -123,10 +123,10 @@ def start(device: torch.device) -> Mps | None:
     )
     server = Mps(variables, folder, daemon, lock)
     if problem := server.ready():
-        observe.record("judge", "mps", "none", reason=problem)
+        telemetry.record("judge", "mps", "none", reason=problem)
         server.close()
         return None
-    observe.record("judge", "mps", "started")
+    telemetry.record("judge", "mps", "started")
     return server
 
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 
 from torch_cudal1.judge.pool.terms import Terms
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, limits_for
+from torch_cudal1.judge.sandbox.fork_server import Nursery
 from torch_cudal1.judge.sandbox.limits import Trust
-from torch_cudal1.judge.sandbox.nursery import Nursery
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child, limits_for
 
 __all__ = ["Processes"]
 

@@ -1,7 +1,7 @@
 """The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4), as pure functions of numbers.
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of bucket means, variance gate, rounding
-towards 1) is the judge's, `judge.decide.paper_score`.
+towards 1) is the judge's, `judge.evaluate.decide.paper_score`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.model import Aten, Program, Value
-from torch_cudal1.ir.ops.recurrent import TARGETS
+from torch_cudal1.ir.ops.recurrent_ops import TARGETS
+from torch_cudal1.ir.program import Aten, Program, Value
 
 __all__ = ["Facts", "analyse", "bound_arguments"]
 

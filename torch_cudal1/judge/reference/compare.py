@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.reference.spread import (
+from torch_cudal1.judge.reference.error_statistics import (
     Results,
     Spread,
     all_finite,

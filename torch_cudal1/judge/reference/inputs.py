@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import Role
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.wire.channel import storage_extent

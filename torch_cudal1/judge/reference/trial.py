@@ -16,18 +16,18 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.device.device_memory import give_back, is_short, kept_bytes
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.device.gpu_memory import give_back, is_short, kept_bytes
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import Candidate, Contract, Schedule
 from torch_cudal1.judge.checks.profiles import PROFILES, Profile
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.compare import Comparison
+from torch_cudal1.judge.reference.input_cache import ALIGNED_BYTES, Residents, message_bytes, own_bytes
+from torch_cudal1.judge.reference.input_set import Book, Sample
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
-from torch_cudal1.judge.reference.pair import PairSubject, SourceCandidate, load_module
-from torch_cudal1.judge.reference.residents import ALIGNED_BYTES, Residents, message_bytes, own_bytes
-from torch_cudal1.judge.reference.sample import Book, Sample
-from torch_cudal1.judge.reference.subject import Outputs, RegionSubject, Result, Subject
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
+from torch_cudal1.judge.reference.region_reference import Outputs, RegionSubject, Result, Subject
+from torch_cudal1.judge.reference.source_reference import PairSubject, SourceCandidate, load_module
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.wire.channel import load_tensors
 from torch_cudal1.judge.wire.transport import write_payloads
 from torch_cudal1.judge.worker.modules import Way

@@ -1,7 +1,7 @@
 """Tries in a child what its confinement stops and what it lets through: never guessed from version numbers, once a process.
 
 `measure` tries one level; `survey` every level that the trust is given, highest first, until one comes out right. It tries the acts
-of `confine.acts`; what none of them tries is not known to be stopped.
+of `judge.sandbox.confine.acts`; what none of them tries is not known to be stopped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch._inductor import config as inductor_config
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
-from torch_cudal1.judge.sandbox.levels import Control, Probed
+from torch_cudal1.judge.sandbox.confinement_level import Control, Probed
+from torch_cudal1.judge.sandbox.filesystem_policy import environment
 from torch_cudal1.judge.sandbox.limits import Limits, Phase, Trust
-from torch_cudal1.judge.sandbox.reach import environment
 from torch_cudal1.judge.sandbox.start import end, launch, make_scratch, plan_for
 
 __all__ = ["filter_digest", "measure", "survey"]

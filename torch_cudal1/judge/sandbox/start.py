@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.judge.sandbox.confine import identity
-from torch_cudal1.judge.sandbox.confine.plan import Plan
+from torch_cudal1.judge.sandbox.confine import process_identity
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
+from torch_cudal1.judge.sandbox.filesystem_policy import open_to_all, reach, roots
 from torch_cudal1.judge.sandbox.limits import Limits
-from torch_cudal1.judge.sandbox.reach import open_to_all, reach, roots
 
 __all__ = ["end", "launch", "make_scratch", "plan_for"]
 
@@ -66,7 +66,7 @@ def plan_for(limits: Limits, level: int, scratch: Path, variables: Mapping[str, 
 def launch(
     plan: Plan, command: Sequence[str], variables: Mapping[str, str], *, fds: Sequence[int], log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as the plan says; the result is its supervisor, see `confine.__main__`. Raises SandboxError."""
+    """Start `command` as the plan says; the result is its supervisor, see `judge.sandbox.confine.__main__`. Raises SandboxError."""
     launcher = [sys.executable, "-S", "-P", "-m", "torch_cudal1.judge.sandbox.confine", plan.to_json(), *command]
     try:
         return subprocess.Popen(
@@ -115,7 +115,7 @@ def end(process: Process) -> None:
 
 def _strangers_uid(scratch: Path) -> int | None:
     """A user nobody else is, owner of the scratch folder from now on, when root starts the child; None: the user stays."""
-    if os.geteuid() != 0 or not identity.capabilities() >> _SETUID & 1:
+    if os.geteuid() != 0 or not process_identity.capabilities() >> _SETUID & 1:
         return None
     uid = _UIDS[secrets.randbelow(len(_UIDS))]
     os.chown(scratch, uid, -1)
@@ -128,7 +128,7 @@ def _way_in() -> tuple[int, ...]:
 
     Landlock still says which files. Docker gives root no DAC_READ_SEARCH, but DAC_OVERRIDE.
     """
-    return (_DAC_READ_SEARCH,) if identity.capabilities() >> _DAC_READ_SEARCH & 1 else (_DAC_OVERRIDE,)
+    return (_DAC_READ_SEARCH,) if process_identity.capabilities() >> _DAC_READ_SEARCH & 1 else (_DAC_OVERRIDE,)
 
 
 def _vital() -> list[str]:

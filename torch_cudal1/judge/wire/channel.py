@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.wire.arena import Arena, arena_of
 
 __all__ = ["DTYPES", "MAX_FRAME_BYTES", "Channel", "in_arena", "load_tensors", "save_tensors", "storage_extent", "with_offsets"]

@@ -10,7 +10,7 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 
 __all__ = ["present", "read_payloads", "read_program", "write_payloads"]

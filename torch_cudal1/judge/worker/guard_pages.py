@@ -25,7 +25,7 @@ from torch_cudal1.device.cuda.driver import ALIGNMENT, Driver, opened
 from torch_cudal1.judge.wire.channel import storage_extent
 
 if TYPE_CHECKING:
-    from torch_cudal1.judge.worker.worker import Session
+    from torch_cudal1.judge.worker.session import Session
 
 __all__ = ["OUT_OF_MEMORY", "SIDES", "VERBS", "Side", "at_edge"]
 

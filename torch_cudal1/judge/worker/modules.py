@@ -20,9 +20,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.core.kernelbench import constructor_arguments
+from torch_cudal1.core.kernelbench_format import constructor_arguments
 from torch_cudal1.ir.cost import counting_flops
-from torch_cudal1.judge.reference.oracle import widen
+from torch_cudal1.judge.reference.float64 import widen
 from torch_cudal1.judge.worker.headers import keep_headers
 
 __all__ = ["CallForm", "ModuleRunner", "Way", "described", "imported", "pack", "tensors_in", "unpack"]

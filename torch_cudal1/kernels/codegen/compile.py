@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.device.cuda.nvrtc import NotBuilt, compile_cuda
-from torch_cudal1.ir.model import Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels.codegen.sass import disassembled, unwritten
-from torch_cudal1.kernels.lower import Cubin, assemble, lower
-from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
+from torch_cudal1.kernels.lowering import Cubin, assemble, lower
+from torch_cudal1.kernels.proposal import Kernel, Proposal, shared_limit
 
 __all__ = ["Options", "build", "compile_function", "compile_kernel"]
 
@@ -194,7 +194,7 @@ def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
     """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be read is on record."""
     sass = disassembled(cubin)
     if sass is None:
-        observe.record("kernels", "machine_code_not_read", symbol)
+        telemetry.record("kernels", "machine_code_not_read", symbol)
     elif found := unwritten(sass):
         raise NotLowerableError(f"{symbol}: ptxas made code that reads uniform registers which nothing wrote, such as {found[0]}")
 

@@ -13,8 +13,8 @@ elements a thread, 4 to 8 warps), and the grid should fill the SMs.
 
 from __future__ import annotations
 
-from torch_cudal1.kernels.codegen.schedule import Nest
-from torch_cudal1.kernels.expr.index import power_of_two
+from torch_cudal1.kernels.codegen.loop_nest import Nest
+from torch_cudal1.kernels.expr.affine import power_of_two
 
 __all__ = ["Config", "tiles"]
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.kernels.expr.index import ZERO, Index, flatten, row_major, unflatten
+from torch_cudal1.kernels.expr.affine import ZERO, Index, flatten, row_major, unflatten
 
 __all__ = [
     "Constant",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.expr.index import ZERO, Index, row_major, unflatten
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.expr.affine import ZERO, Index, row_major, unflatten
 from torch_cudal1.kernels.expr.nodes import Node, Position, View, broadcast, cast, pointwise, reshape
 from torch_cudal1.kernels.ops.pointwise import Handler
 from torch_cudal1.kernels.ops.scans import exclusive_sums

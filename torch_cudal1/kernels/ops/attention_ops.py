@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.ir.ops.attention import FORWARDS
+from torch_cudal1.ir.ops.attention_names import FORWARDS
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import (
     Dot,
     LogSumExp,

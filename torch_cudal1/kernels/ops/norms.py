@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import Either, Node, cast, constant, pointwise, reduced, reshape
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 

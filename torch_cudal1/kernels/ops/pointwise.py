@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import Node, cast, constant, pointwise, rounded
 
 __all__ = ["DIVISION", "HANDLERS", "Handler", "div", "maximum", "minimum", "sqrt"]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.expr.index import Index
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.expr.affine import Index
 from torch_cudal1.kernels.expr.nodes import Node, Padded, cast, constant, pointwise
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.expr.index import row_major
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.kernels.expr.nodes import Node, Position, cast, constant, pointwise, reduced, reshape
 from torch_cudal1.kernels.ops.norms import moments
 from torch_cudal1.kernels.ops.pointwise import Handler, div, sqrt

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.expr.index import Atom, Form, Index
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.expr.affine import Atom, Form, Index
 from torch_cudal1.kernels.expr.nodes import Constant, Flip, Map, Node, Scan, View, cast
 from torch_cudal1.kernels.ops.pointwise import Handler
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ir.model import TensorSpec
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.expr.nodes import Either, Map, Node, Softmax, cast, pointwise, reduced, reshape
 from torch_cudal1.kernels.ops.pointwise import Handler, div
 

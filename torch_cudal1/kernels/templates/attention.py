@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.codegen.head import POINTERS, headed
-from torch_cudal1.kernels.codegen.schedule import Nest, schedule_tail
-from torch_cudal1.kernels.codegen.tail import triton_tail, values_of
-from torch_cudal1.kernels.expr.index import Cut, Index, flatten, row_major
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.codegen.epilogue import triton_tail, values_of
+from torch_cudal1.kernels.codegen.loop_nest import Nest, schedule_tail
+from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
+from torch_cudal1.kernels.expr.affine import Cut, Index, flatten, row_major
+from torch_cudal1.kernels.expr.from_program import Output, Trace
 from torch_cudal1.kernels.expr.nodes import (
     Dot,
     LogSumExp,
@@ -42,9 +43,8 @@ from torch_cudal1.kernels.expr.nodes import (
     rounding,
     sources,
 )
-from torch_cudal1.kernels.expr.trace import Output, Trace
-from torch_cudal1.kernels.ops.products import Sizes, cut_in_two, matrices, places
-from torch_cudal1.kernels.plan import Kernel, Proposal
+from torch_cudal1.kernels.ops.matmul import Sizes, cut_in_two, matrices, places
+from torch_cudal1.kernels.proposal import Kernel, Proposal
 
 __all__ = ["MOST_DEPTH", "attended", "attentions"]
 

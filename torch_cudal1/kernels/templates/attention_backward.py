@@ -21,10 +21,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch_cudal1.core.errors import ProgramError
-from torch_cudal1.ir.model import Program, TensorSpec
+from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.kernels.codegen.head import POINTERS, headed
-from torch_cudal1.kernels.plan import Kernel, Proposal, shared_limit
+from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
+from torch_cudal1.kernels.proposal import Kernel, Proposal, shared_limit
 from torch_cudal1.kernels.templates.attention_step import HALVES, BackwardStep, StepTensor, read_step
 
 __all__ = ["FAMILY", "gradients", "gradients_of"]

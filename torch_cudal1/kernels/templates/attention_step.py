@@ -15,15 +15,15 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import overload
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.ir.ops import attention
+from torch_cudal1.ir.ops import attention_names
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.kernels.expr.index import row_major
+from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.kernels.templates.attention import MOST_DEPTH
 
 __all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_step"]
 
-TARGETS = attention.targets(attention.BACKWARDS)
+TARGETS = attention_names.targets(attention_names.BACKWARDS)
 HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1
 

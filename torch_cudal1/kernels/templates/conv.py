@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.codegen.schedule import schedule_tail
-from torch_cudal1.kernels.codegen.tail import CudaTail, cuda_tail
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
+from torch_cudal1.kernels.codegen.loop_nest import schedule_tail
+from torch_cudal1.kernels.expr.from_program import Trace
 from torch_cudal1.kernels.expr.nodes import Conv
-from torch_cudal1.kernels.expr.trace import Trace
 from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
-from torch_cudal1.kernels.templates.conv_schedules import Layout, Schedule, layout, read, schedules
+from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.templates.conv_tiles import Layout, Schedule, layout, read, schedules
 from torch_cudal1.kernels.templates.depthwise import depthwise, depthwise_proposals, is_depthwise
 
 __all__ = ["convolved", "proposals"]

@@ -9,11 +9,11 @@ import hashlib
 from importlib.resources import files
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels.codegen.schedule import schedule_tail
-from torch_cudal1.kernels.codegen.tail import CudaTail, cuda_tail
-from torch_cudal1.kernels.expr.trace import Trace
+from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
+from torch_cudal1.kernels.codegen.loop_nest import schedule_tail
+from torch_cudal1.kernels.expr.from_program import Trace
 from torch_cudal1.kernels.ops.convolutions import Convolution, convolution_of
-from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
 
 __all__ = ["depthwise", "depthwise_proposals", "is_depthwise"]
 

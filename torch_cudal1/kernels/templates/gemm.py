@@ -25,11 +25,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.model import TensorSpec
-from torch_cudal1.kernels.codegen.head import POINTERS, headed
-from torch_cudal1.kernels.codegen.schedule import Nest, schedule_operand, schedule_tail
-from torch_cudal1.kernels.codegen.tail import triton_tail, values_of
-from torch_cudal1.kernels.expr.index import Form, row_major
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.codegen.epilogue import triton_tail, values_of
+from torch_cudal1.kernels.codegen.loop_nest import Nest, schedule_operand, schedule_tail
+from torch_cudal1.kernels.codegen.prelude import POINTERS, headed
+from torch_cudal1.kernels.expr.affine import Form, row_major
+from torch_cudal1.kernels.expr.from_program import Output, Trace
 from torch_cudal1.kernels.expr.nodes import (
     Dot,
     Leaf,
@@ -42,10 +43,9 @@ from torch_cudal1.kernels.expr.nodes import (
     replaced,
     reshape,
 )
-from torch_cudal1.kernels.expr.trace import Output, Trace
-from torch_cudal1.kernels.ops.products import Operand, Product, product_of, product_with
-from torch_cudal1.kernels.plan import Kernel, Proposal
-from torch_cudal1.kernels.templates.gemm_schedules import FP32_METHODS, METHODS, Schedule, read
+from torch_cudal1.kernels.ops.matmul import Operand, Product, product_of, product_with
+from torch_cudal1.kernels.proposal import Kernel, Proposal
+from torch_cudal1.kernels.templates.gemm_tiles import FP32_METHODS, METHODS, Schedule, read
 
 __all__ = ["Parts", "folded", "parts_of", "split_as_batch", "split_outputs", "tiled"]
 

@@ -17,10 +17,10 @@ from importlib.resources import files
 from typing import Any
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.ir.model import Aten, Program, TensorSpec, Value
-from torch_cudal1.ir.ops.recurrent import TARGETS
+from torch_cudal1.ir.ops.recurrent_ops import TARGETS
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.kernels.plan import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
 
 __all__ = ["is_recurrent", "recurred", "recurrences"]
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch_cudal1 import kernels
-from torch_cudal1.core import observe
-from torch_cudal1.ir.model import Program
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.traits import island_of
-from torch_cudal1.search.cost_model.model import CostModel, Unknown, learn
+from torch_cudal1.core import telemetry
+from torch_cudal1.ir.program import Program
+from torch_cudal1.kernels.features import island_of
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, learn
 from torch_cudal1.search.cost_model.timings import Timing, add, read, timing_of
+from torch_cudal1.search.evolution.expected_order import chosen
 from torch_cudal1.search.evolution.generation import next_generation
-from torch_cudal1.search.evolution.offspring import legal
-from torch_cudal1.search.evolution.order import chosen
-from torch_cudal1.store.cache.store import NotStored
+from torch_cudal1.search.evolution.mutators import legal
+from torch_cudal1.store.cache.files import NotStored
 
 __all__ = ["Learner"]
 
@@ -43,7 +43,7 @@ class Learner:
         if family not in self._models:
             self._models[family] = model = learn(self._timings, family)
             told = {"why_not": model.reason} if isinstance(model, Unknown) else {"errors": model.errors}
-            observe.record("search", "cost_model", family, **told)
+            telemetry.record("search", "cost_model", family, **told)
         return self._models[family]
 
     def chosen(self, program: Program, found: tuple[Proposal, ...], count: int) -> tuple[Proposal, ...]:
@@ -63,7 +63,7 @@ class Learner:
         self._timings = [*(self._timings if self._timings is not None else read(self.path)), *fresh]
         self._models.pop(island.family, None)
         if isinstance(kept := add(self.path, fresh), NotStored):
-            observe.record("search", "timings_not_kept", island.family, reason=kept.reason)
+            telemetry.record("search", "timings_not_kept", island.family, reason=kept.reason)
 
     def children(
         self, program: Program, us: Mapping[Proposal, float], failed: Collection[Proposal], count: int

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 from torch_cudal1.core.version import __version__
 from torch_cudal1.ir.records import Contract, Miss, Target
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.traits import Island
-from torch_cudal1.store.cache.built_files import timings_home
+from torch_cudal1.kernels.features import Island
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.store.cache.build_files import timings_home
 from torch_cudal1.store.cache.entry_file import digest_of
-from torch_cudal1.store.cache.store import NotStored, Stored, read_file, write_file
+from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
 
 __all__ = ["Config", "Timing", "add", "parsed", "path_of", "read", "timing_of"]
 

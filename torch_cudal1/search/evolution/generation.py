@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from torch_cudal1.kernels.plan import Proposal
-from torch_cudal1.kernels.traits import Island
-from torch_cudal1.search.cost_model.model import CostModel, Unknown
+from torch_cudal1.kernels.features import Island
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.search.cost_model.predictor import CostModel, Unknown
 from torch_cudal1.search.evolution.buckets import contrasting
-from torch_cudal1.search.evolution.offspring import child_of
+from torch_cudal1.search.evolution.mutators import child_of
 
 __all__ = ["Draw", "Legal", "next_generation"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch_cudal1 import kernels
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.records import Candidate, Region, Rejected
 from torch_cudal1.search.cost_model.learner import Learner
 
@@ -58,7 +58,7 @@ class Generations:
             else:
                 self._failed.append(proposal)
         if self._us and fresh and min(fresh.values()) < min(self._us.values()):
-            observe.count("children_won")
+            telemetry.count("children_won")
         self.learner.note(self.region.program, fresh)
         self._us |= fresh
 
@@ -79,5 +79,5 @@ class Generations:
                 continue
             self.made(part, answers)
             found += answers
-        observe.count("children_built", sum(isinstance(one, Candidate) for one in found))
+        telemetry.count("children_built", sum(isinstance(one, Candidate) for one in found))
         return tuple(found)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Entry, Miss
-from torch_cudal1.store.cache.alias_file import call_name
-from torch_cudal1.store.cache.cache import LocalCache
+from torch_cudal1.store.cache.decision_record import call_name
 from torch_cudal1.store.cache.inventory import Inventory
+from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.quarantine import reason_for
 
 __all__ = ["Coverage", "Deployment", "Wanted", "coverage_of"]

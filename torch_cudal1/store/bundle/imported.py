@@ -22,9 +22,9 @@ from pathlib import Path
 
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.bundle.bundle import Bundle, Manifest, Member, open_bundle
+from torch_cudal1.store.bundle.bundle_file import Bundle, Manifest, Member, open_bundle
+from torch_cudal1.store.cache.files import NotStored, files_under, hold, read_file, write_file
 from torch_cudal1.store.cache.inventory import held_in
-from torch_cudal1.store.cache.store import NotStored, files_under, hold, read_file, write_file
 
 __all__ = ["IMPORT_LOCK", "Imported", "import_bundle", "imported_bundles", "imported_roots", "left_behind"]
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Entry, Miss
+from torch_cudal1.store.cache.files import read_file
 from torch_cudal1.store.cache.handed_over import replacing
 from torch_cudal1.store.cache.inventory import Held, Inventory
-from torch_cudal1.store.cache.store import read_file
 
 __all__ = ["Difference", "Lock", "LockedAlias", "LockedEntry", "differences", "lock_of", "read_lock", "write_lock"]
 

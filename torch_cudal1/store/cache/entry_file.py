@@ -4,11 +4,11 @@ The header carries one metadata key, "cudal1", with one canonical JSON text (two
 the tensors are the payloads (cubins as uint8, constants) and the golden vectors. Every byte that means something is covered: the
 text by its own sha256, each tensor by a digest in the text. A file that is damaged, foreign or of another format is a `Miss`.
 
-Signatures (`source.signature`) stand in the text beside the digest and sign it: a file without any reads as ever, and adding or
-removing one changes no other byte of the text.
+Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file without any reads as ever, and adding
+or removing one changes no other byte of the text.
 
 It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it does not prove who wrote the
-file. Whose signature counts, and whether it fits, is `source.trust`'s to say.
+file. Whose signature counts, and whether it fits, is `store.trust.trust_policy`'s to say.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from safetensors.torch import load, save
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.check import check_program
-from torch_cudal1.ir.model import Program, canonical_json, tensor_digest
+from torch_cudal1.ir.program import Program, canonical_json, tensor_digest
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Miss, Target
-from torch_cudal1.store.trust.signature import Signature, Signer, signatures_from, with_signature
+from torch_cudal1.store.trust.signatures import Signature, Signer, signatures_from, with_signature
 
 __all__ = [
     "FORMAT",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.store import NotStored, files_under, read_file, write_file
+from torch_cudal1.store.cache.files import NotStored, files_under, read_file, write_file
 
 __all__ = ["LIMIT_BYTES", "pack", "unpack"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.ir.records import Contract, Entry, Miss
-from torch_cudal1.store.cache.alias_file import open_alias
-from torch_cudal1.store.cache.cache import Broken, LocalCache, entry_path
+from torch_cudal1.store.cache.decision_record import open_alias
 from torch_cudal1.store.cache.entry_file import Opened, digest_of, open_entry, plain
-from torch_cudal1.store.cache.store import files_under, read_file
+from torch_cudal1.store.cache.files import files_under, read_file
+from torch_cudal1.store.cache.local_cache import Broken, LocalCache, entry_path
 
 __all__ = ["ALIAS_LIMIT_BYTES", "ENTRY_LIMIT_BYTES", "Held", "Inventory", "Position", "held_in", "position_of", "take_inventory"]
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch_cudal1.ir.records import Miss
-from torch_cudal1.store.cache.store import NotStored, Stored, files_under, read_file, write_file
+from torch_cudal1.store.cache.files import NotStored, Stored, files_under, read_file, write_file
 
 __all__ = ["Quarantined", "hold_back", "lift", "reason_for", "records"]
 

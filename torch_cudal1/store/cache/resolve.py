@@ -19,8 +19,8 @@ __all__ = ["Hit", "Resolved", "Source", "SourceMiss", "resolve"]
 class Hit:
     """An entry for the region, where it lies, and why it must be re-validated before use (None: judged on a machine like this).
 
-    `vouched_by`: who answers for it (`source.trust`). "" for nobody: then `stale` says why, and it must not be run as it is.
-    `digest`: of the whole entry.
+    `vouched_by`: who answers for it (`store.trust.trust_policy`). "" for nobody: then `stale` says why, and it must not be run as
+    it is. `digest`: of the whole entry.
     """
 
     entry: Entry

@@ -3,7 +3,7 @@
     index.json                                    the targets, each with the digest of its index
     targets/<target>/index.json                   per contract: the shards, each with its digest
     targets/<target>/index/<contract>/<prefix>.json   a shard: the entries and aliases whose key starts with <prefix>, with digests
-    targets/<target>/v1/...                       an ordinary cache folder (`source.cache`), one for each exact target
+    targets/<target>/v1/...                       an ordinary cache folder (`store.cache.local_cache`), one for each exact target
 
 <target> is a digest over all fields of the `Target`: H100 and H200, or two versions of torch, do not overwrite one another. A
 shard that outgrows `SPLIT_ROWS` becomes sixteen with a longer prefix, so a look-up reads three small files however large the
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from torch_cudal1.ir.model import canonical_json
+from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.ir.records import Miss, Target
 from torch_cudal1.store.cache.entry_file import digest_of
 

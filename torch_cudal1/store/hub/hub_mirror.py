@@ -1,11 +1,12 @@
 """The part of a Hub repository that this machine has, at one commit, file by file as they were needed.
 
-    <cache_dir>/hub/<host>/<owner>--<name>/<commit>/...      the repository's own layout (`source.hub_layout`)
+    <cache_dir>/hub/<host>/<owner>--<name>/<commit>/...      the repository's own layout (`store.hub.hub_layout`)
 
 A file is taken over only after its digest was compared with the index that names it, each index with the one above it, and an entry
-must decode (`source.entry_file`: its own digests, the Program's rules) and claim the very place it was listed under. What is on the
-disk is not asked for again, so a process without network finds all that an earlier one needed. What was refused is remembered, and
-a Hub that did not answer is left alone for a while: many regions cost one waiting time. The entries are read by `source.cache`.
+must decode (`store.cache.entry_file`: its own digests, the Program's rules) and claim the very place it was listed under. What is
+on the disk is not asked for again, so a process without network finds all that an earlier one needed. What was refused is
+remembered, and a Hub that did not answer is left alone for a while: many regions cost one waiting time. The entries are read by
+`store.cache.local_cache`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from torch_cudal1.core import observe
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.records import Contract, Miss, Target
-from torch_cudal1.store.cache.cache import decode_alias
 from torch_cudal1.store.cache.entry_file import decode_entry
-from torch_cudal1.store.cache.store import NotStored, read_file, write_file
+from torch_cudal1.store.cache.files import NotStored, read_file, write_file
+from torch_cudal1.store.cache.local_cache import decode_alias
 from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
 from torch_cudal1.store.hub.hub_layout import (
     INDEX_LIMIT_BYTES,
@@ -163,7 +164,7 @@ class Mirror:
             if data.kind == "absent" and listed is not None:
                 data = Unread("refused", f"{data.reason}, which the index names")
             return data if data.is_passing else self._remembered(path, data)
-        observe.record("hub", "fetched", file=path, commit=self.repo.revision, size_bytes=len(data))
+        telemetry.record("hub", "fetched", file=path, commit=self.repo.revision, size_bytes=len(data))
         broken = rule_broken(data)
         return self._remembered(path, Unread("refused", f"{self.repo}: {path}: {broken}")) if broken else data
 
@@ -171,7 +172,7 @@ class Mirror:
         """A file that is refused is so for this commit: a commit never changes."""
         self._refused[path] = refusal
         if refusal.kind == "refused":
-            observe.record("hub", "refused", file=path, commit=self.repo.revision, reason=refusal.reason)
+            telemetry.record("hub", "refused", file=path, commit=self.repo.revision, reason=refusal.reason)
         return refusal
 
     def _taken_over(self, path: str, listed: Listed | None) -> bytes | None:

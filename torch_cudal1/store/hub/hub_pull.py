@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch_cudal1.ir.records import Target
-from torch_cudal1.store.cache.store import NotStored, hold
-from torch_cudal1.store.hub.hub import Hub
+from torch_cudal1.store.cache.files import NotStored, hold
 from torch_cudal1.store.hub.hub_client import Unread
 from torch_cudal1.store.hub.hub_layout import PULL_LOCK, Kind, Listed
 from torch_cudal1.store.hub.hub_mirror import Mirror
+from torch_cudal1.store.hub.hub_source import Hub
 
 __all__ = ["Pulled", "pull"]
 

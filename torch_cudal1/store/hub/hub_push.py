@@ -18,9 +18,9 @@ from itertools import groupby
 from pathlib import Path
 
 from torch_cudal1.ir.records import Entry, Miss, Target
-from torch_cudal1.store.cache.cache import Broken
+from torch_cudal1.store.cache.files import read_file
 from torch_cudal1.store.cache.inventory import Held, Inventory
-from torch_cudal1.store.cache.store import read_file
+from torch_cudal1.store.cache.local_cache import Broken
 from torch_cudal1.store.hub.hub_client import Client, Repo, Unread
 from torch_cudal1.store.hub.hub_layout import (
     ROOT_INDEX,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_cudal1.training.experiments.paired_tests import Difference, TableRow, auc, holm, paired_difference, table_row
 from torch_cudal1.training.experiments.plan import ARMS, COMPARISONS, PRIMARY, Plan
-from torch_cudal1.training.experiments.statistics import Difference, TableRow, auc, holm, paired_difference, table_row
 
 __all__ = ["Comparison", "Summary", "ceilings", "comparisons", "crossed", "stage_rise", "stage_tables", "summaries"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.model import Writer
+from torch_cudal1.ingest.llm.policy import Writer
 from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 from torch_cudal1.training.experiments.plan import HeldOut

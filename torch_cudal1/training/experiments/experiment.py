@@ -21,7 +21,7 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.appraise import Appraiser, Asked
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import Writer, create_tiny
+from torch_cudal1.ingest.llm.policy import Writer, create_tiny
 from torch_cudal1.ingest.llm.records import Evaluator, Policy
 from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.judge.pool.measured import TrainingTask

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from torch_cudal1.core.errors import SettingError
-from torch_cudal1.ingest.llm.model import TinySpec
+from torch_cudal1.ingest.llm.policy import TinySpec
 from torch_cudal1.ingest.llm.reward import RewardKind
 from torch_cudal1.ingest.llm.selectors import SelectorName
 from torch_cudal1.training.rl_native import GrpoConfig

@@ -16,7 +16,7 @@ from typing import Any
 from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.journal import Journal
-from torch_cudal1.ingest.llm.model import Writer, create_tiny
+from torch_cudal1.ingest.llm.policy import Writer, create_tiny
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.experiments.experiment import Bench
 from torch_cudal1.training.experiments.plan import ARMS, Plan

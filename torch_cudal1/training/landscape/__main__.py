@@ -30,10 +30,10 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.gpu_state import gpu_state
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.lanes import fitting
-from torch_cudal1.judge.pool.measure import JudgeEvaluator
+from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.score import Rule
+from torch_cudal1.judge.pool.slots import fitting
 from torch_cudal1.judge.pool.terms import Terms
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import OPS

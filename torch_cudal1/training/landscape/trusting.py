@@ -16,15 +16,15 @@ import torch
 
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.gate import Gate
+from torch_cudal1.judge.pool.gpu_rw_lock import Gate
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.sandbox.fork_server import Nursery
 from torch_cudal1.judge.sandbox.limits import limits_for
-from torch_cudal1.judge.sandbox.nursery import Nursery
-from torch_cudal1.judge.sandbox.sandbox import CandidateFailure, Child
 
 __all__ = ["Trusting"]
 
-_WORKER = "torch_cudal1.training.landscape.worker"
+_WORKER = "torch_cudal1.training.landscape.landscape_worker"
 _LOANS = 128  # programs that one process runs before it is replaced
 
 

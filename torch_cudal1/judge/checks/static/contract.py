@@ -19,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program, used_values
-from torch_cudal1.ir.execute import interpret, skip_launch
-from torch_cudal1.ir.model import Alloc, Aten, Call, Launch, Program, TensorSpec, Value, step_outs, tensor_digest
+from torch_cudal1.ir.interpreter import interpret, skip_launch
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, TensorSpec, Value, step_outs, tensor_digest
 from torch_cudal1.ir.records import Candidate, Check, Region
 from torch_cudal1.judge.checks.static.cubin_scan import cubin_scan
-from torch_cudal1.judge.checks.static.syntax import SOURCE_BYTES, parsed
+from torch_cudal1.judge.checks.static.source_syntax import SOURCE_BYTES, parsed
 from torch_cudal1.judge.checks.static.triage import triage
-from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 __all__ = ["contract", "is_allowed", "source_contract"]
 

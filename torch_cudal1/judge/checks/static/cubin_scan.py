@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.device.cuda.cubin import Cubin, Kernel, check_launch, inspect_cubin
-from torch_cudal1.ir.model import Call, Launch, Program
+from torch_cudal1.ir.program import Call, Launch, Program
 from torch_cudal1.ir.records import Check
 
 __all__ = ["cubin_scan", "impurities"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch_cudal1.ir.records import Check
 from torch_cudal1.judge.checks.profiles import ProfileName
-from torch_cudal1.judge.checks.static.syntax import parsed
-from torch_cudal1.judge.reference.pair import SourceCandidate
+from torch_cudal1.judge.checks.static.source_syntax import parsed
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 __all__ = ["Finding", "findings", "raised", "triage"]
 

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from torch_cudal1.judge.sandbox.confine import identity, kernel, landlock, namespaces, seccomp
-from torch_cudal1.judge.sandbox.confine.plan import Plan
+from torch_cudal1.judge.sandbox.confine import kernel, landlock, namespaces, process_identity, seccomp
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
 from torch_cudal1.judge.sandbox.confine.supervise import Watch, end_like
 
 REFUSED = 125
@@ -32,7 +32,7 @@ def main(plan: Plan, command: list[str]) -> NoReturn:
     watch = Watch(polite=plan.own)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if kernel.LINUX:
-        identity.die_with_parent(signal.SIGTERM)
+        process_identity.die_with_parent(signal.SIGTERM)
         if os.getppid() != plan.parent:
             raise SystemExit("the judge is gone")
         kernel.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -59,7 +59,7 @@ def _first(plan: Plan, command: list[str], output: int, report: tuple[int, int])
     if pid:
         return pid
     os.close(report[0])
-    identity.die_with_parent(signal.SIGKILL)
+    process_identity.die_with_parent(signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -99,12 +99,12 @@ def _fork_worker(plan: Plan, command: list[str], output: int) -> int:
 
 def _steps(plan: Plan) -> Iterator[tuple[str, Callable[[], object]]]:
     """What the worker does to itself, in the only order that works: each step may take away the right to the one before it."""
-    yield "resource limits", lambda: identity.limit(plan.rlimits, plan.processes)
+    yield "resource limits", lambda: process_identity.limit(plan.rlimits, plan.processes)
     if not kernel.LINUX:
         return
     if plan.reach is not None:
-        yield "dropping privileges", lambda: identity.drop(plan.uid, plan.keep)
-    yield "tying it to its supervisor", lambda: identity.die_with_parent(signal.SIGKILL)
+        yield "dropping privileges", lambda: process_identity.drop(plan.uid, plan.keep)
+    yield "tying it to its supervisor", lambda: process_identity.die_with_parent(signal.SIGKILL)
     if plan.reach is None:
         return
     reach = plan.reach

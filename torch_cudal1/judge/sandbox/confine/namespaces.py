@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from torch_cudal1.judge.sandbox.confine import identity, kernel
+from torch_cudal1.judge.sandbox.confine import kernel, process_identity
 from torch_cudal1.judge.sandbox.confine.landlock import Reach
 
 __all__ = ["NAMES", "build_root", "enter"]
@@ -22,7 +22,7 @@ _BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = 1 << 12, 1 << 14, 1 << 1
 def enter() -> None:
     """Leave the shared namespaces but that of mounts; that of pids begins with the next fork. The user stays. Raises OSError."""
     flags = _NEWIPC | _NEWPID | _NEWNET  # mounts come later: who watches must keep seeing all processes
-    if identity.capabilities() >> identity.CAP_SYS_ADMIN & 1:
+    if process_identity.capabilities() >> process_identity.CAP_SYS_ADMIN & 1:
         kernel.unshare(flags)
         return
     uid, gid = os.geteuid(), os.getegid()

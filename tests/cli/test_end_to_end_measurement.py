@@ -1,0 +1,97 @@
+"""Errors and times of whole modules, and the demo's models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from torch_cudal1.cli.commands import end_to_end_measurement
+from torch_cudal1.cli.commands.demo_modules import MODELS, Model
+
+REFERENCE = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
+RMS = math.sqrt(25 / 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([3.0, 4.0, 0.0], 0.0),
+        ([3.0, 4.5, 0.0], 0.5 / RMS),
+        ([3.0, math.nan, 0.0], math.inf),
+        ([3.0, math.inf, 0.0], math.inf),
+    ],
+)
+def test_an_error_is_scaled_by_the_output_and_a_nan_is_infinitely_wrong(found: list[float], expected: float) -> None:
+    error = end_to_end_measurement.scaled_error(torch.tensor(found), REFERENCE)
+    assert error == pytest.approx(expected)
+
+
+def test_nan_and_infinity_in_the_same_places_are_right() -> None:
+    special = torch.tensor([math.nan, math.inf, 1.0])
+    assert end_to_end_measurement.scaled_error(special, special.double()) == 0.0
+
+
+def test_every_output_counts_and_integers_do_not() -> None:
+    found = (REFERENCE.float(), {"n": torch.tensor(3)}, REFERENCE.float() + 1)
+    reference = (REFERENCE, {"n": torch.tensor(9)}, REFERENCE)
+    assert end_to_end_measurement.scaled_error(found, reference) == pytest.approx(1 / RMS)
+
+
+def test_without_a_reference_there_is_no_error() -> None:
+    assert end_to_end_measurement.scaled_error(REFERENCE, None) is None
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
+def test_a_demo_model_runs_and_float32_is_close_to_its_float64_run(model: Model) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module, inputs = model.build()
+    assert not module.training
+    with torch.no_grad():
+        found = module(*inputs)
+    error = end_to_end_measurement.scaled_error(found, end_to_end_measurement.exact(module, inputs))
+    assert error is not None
+    assert error < 1e-5
+
+
+def test_the_model_whose_shortcut_is_refused_is_zero_but_keeps_nan() -> None:
+    module, (x,) = next(m for m in MODELS if m.name == "MinThenClamp").build()
+    with torch.no_grad():
+        assert not module(x).any()
+        assert module(torch.full_like(x, math.nan)).isnan().all()
+
+
+def test_names_of_demo_models_are_unique() -> None:
+    assert len({m.name.lower() for m in MODELS}) == len(MODELS)
+
+
+class Slow(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # so much more than one step that no neighbour on the machine makes up for it
+        for _ in range(120):
+            x = torch.tanh(x)
+        return x
+
+
+def test_a_faster_module_is_measured_as_faster_and_a_missing_compiler_is_a_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: None)
+    timed = end_to_end_measurement.end_to_end(Slow(), torch.nn.Tanh(), (torch.ones(16),), budget_s=0.5)
+    assert timed.vs_eager.value > 2
+    assert timed.vs_eager.low > 1
+    assert timed.eager_us > timed.ours_us > 0
+    assert timed.vs_inductor is None
+    assert timed.inductor_us is None
+
+
+def test_where_eager_runs_itself_it_is_one_by_construction_and_only_torch_compile_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr(end_to_end_measurement, "_compiled", lambda module, inputs: lambda: slow(slow(inputs[0])))
+    timed = end_to_end_measurement.end_to_end(slow, None, (torch.ones(16),), budget_s=0.5)
+    assert (timed.vs_eager.low, timed.vs_eager.value, timed.vs_eager.high) == (1.0, 1.0, 1.0)
+    assert timed.vs_inductor is not None
+    assert timed.vs_inductor.value > 1.4
+    assert timed.eager_us == timed.ours_us

@@ -1,0 +1,137 @@
+"""The short race, with scripted processes, so that the truth is known."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from torch_cudal1.judge.benchmark.candidate_timing import Audit
+from torch_cudal1.judge.benchmark.cross_process import ChildSpinner, Spun
+from torch_cudal1.judge.benchmark.protocol import measure
+from torch_cudal1.judge.benchmark.quick import Race, _believed, _Settled, _warm
+from torch_cudal1.judge.checks.profiles import BUCKETS, TIMING_PLANS
+from torch_cudal1.judge.sandbox.child import CandidateFailure
+
+TRAIN = TIMING_PLANS["train"]
+
+
+@dataclass
+class Machine:
+    """A process whose calls take `call_us`, behind requests of `request_us`; it claims `lie` times the truth."""
+
+    call_us: float
+    request_us: float = 300.0
+    lie: float = 1.0
+    most_calls: int = 5_000
+    sets: tuple[str, ...] = ()
+    slot: str = ""
+    keep: bool = True
+    start: int = 0
+    shift: int = 0
+    inline: bool = True
+    queued: bool = False
+    kept: int = 0
+    child: object = field(default_factory=object)
+    batches: list[int] = field(default_factory=list)
+
+    def spin(self, calls: int) -> Spun:
+        self.batches.append(calls)
+        self.kept = calls if self.keep else 0
+        spent = calls * self.call_us
+        return Spun((self.request_us + spent) / 1e6, spent * self.lie, calls)
+
+
+@dataclass
+class Looks:
+    kept: list[int] = field(default_factory=list)
+
+    def wanted(self) -> bool:
+        return True
+
+    def shift(self) -> int:
+        return 1
+
+    def look(self, start: int, shift: int, held: int) -> None:
+        self.kept.append(held)
+
+
+def race(baseline: Machine, candidate: Machine) -> tuple[Race, Looks]:
+    looks = Looks()
+    return Race(cast(ChildSpinner, baseline), cast(ChildSpinner, candidate), cast(Audit, looks)), looks
+
+
+def believed(machine: Machine) -> Any:
+    return _believed(cast(ChildSpinner, machine), machine.call_us * machine.lie)
+
+
+def test_a_race_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
+    found = measure(race(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN)
+    assert found.summary.speedup == pytest.approx(1.2)
+    assert found.steady
+    assert len(found.summary.means) == BUCKETS
+
+
+def test_samples_are_as_short_as_the_plan_says() -> None:
+    candidate = Machine(10.0)
+    measure(race(Machine(10.0), candidate)[0], TRAIN)
+    assert max(candidate.batches[-TRAIN.pairs * BUCKETS :]) == math.ceil(TRAIN.sample_us / 10.0)
+
+
+def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -> None:
+    drawn = set()
+    for _ in range(30):
+        sampler, looks = race(Machine(10.0), Machine(10.0))
+        drawn.add(frozenset(sampler.looked))
+        measure(sampler, TRAIN)
+        assert len(looks.kept) == 2
+        assert all(looks.kept)
+    assert len(drawn) > 5
+
+
+def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> None:
+    class Told:
+        """A child that tells what a request for pairs does."""
+
+        requests = 0
+
+        def call(self, verb: str, **what: Any) -> dict[str, Any]:
+            assert verb == "pairs"
+            self.requests += 1
+            time.sleep(1e-3)
+            return {"pairs": [[12.0, 10.0]] * len(what["leads"]), "start": 7}
+
+    child = Told()
+    sampler, looks = race(Machine(12.0, child=child), Machine(10.0, child=child))
+    plan = replace(TRAIN, pairs=2, side_us=20.0)
+    assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
+    assert child.requests == 1, "all buckets at once: everybody waits meanwhile"
+    assert not looks.kept
+    sampler.look()
+    assert len(looks.kept) == 2
+    assert sampler.candidate.start == 7
+
+
+@pytest.mark.parametrize("later_us", [2.5, 10.0, 1e4])
+def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_it(later_us: float) -> None:
+    candidate = Machine(10.0)
+    warm = _warm(cast(ChildSpinner, candidate), _Settled(100.0, later_us))
+    assert warm.call_us == pytest.approx(10.0)
+    assert warm.first_us == 100.0
+    assert sum(candidate.batches) * 10.0 >= 1_000.0
+    assert len(candidate.batches) == (1 if later_us <= 10.0 else 8), candidate.batches
+
+
+@pytest.mark.parametrize("lie", [0.1, 0.5, 0.8])
+def test_a_clock_that_tells_less_than_passed_is_found_out(lie: float) -> None:
+    assert not believed(Machine(50.0, lie=lie)).passed
+    assert believed(Machine(50.0)).passed
+
+
+def test_a_batch_that_took_no_time_or_longer_than_its_request_is_refused() -> None:
+    for lie in (0.0, -1.0, 1e3):
+        with pytest.raises(CandidateFailure, match="us told of a request"):
+            race(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._cost(1, 5)

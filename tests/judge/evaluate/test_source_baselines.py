@@ -1,0 +1,98 @@
+"""The race of the baselines: what cannot run, is wrong or kills its process is out with the reason. The oracle is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.judge.evaluate.source_baselines import LostOracle, rank
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
+from torch_cudal1.judge.reference.source_reference import PairSubject
+from torch_cudal1.judge.sandbox.child import CandidateFailure
+from torch_cudal1.judge.wire.channel import save_tensors
+from torch_cudal1.judge.worker.modules import CallForm
+
+CPU = torch.device("cpu")
+INPUT = torch.randn(4, 3)
+
+
+class Oracle:
+    """Answers like a child whose modules double their input; `does` says what a way of compiling does instead."""
+
+    def __init__(self, folder: Path, does: dict[str, str]) -> None:
+        self.folder, self.does = folder, does
+        self.usable = True
+        self.ways: dict[str, str] = {}
+        self.sets: dict[str, list[torch.Tensor | None]] = {}
+        self.files = 0
+
+    def new_file(self) -> Path:
+        self.files += 1
+        return self.folder / str(self.files)
+
+    def call(self, verb: str, **given: Any) -> dict[str, Any]:
+        return getattr(self, verb)(**given)
+
+    def put(self, name: str, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.sets[name] = list(tensors)
+
+    def load_source(self, slot: str, text: str, form: Any, way: Any) -> dict[str, Any]:
+        self.ways[slot] = way["compiled"]
+        return {"state": []}
+
+    def run(self, slot: str, inputs: str, path: str, deadline_s: float) -> dict[str, Any]:
+        (given,) = self.sets[inputs]
+        assert given is not None
+        deed = self.does.get(self.ways[slot], "")
+        if deed == "dies":
+            self.usable = False
+        if deed in ("dies", "raises"):
+            raise CandidateFailure("run", "no compiler", "run")
+        return {"layout": save_tensors([given * (3 if deed == "is wrong" else 2)], Path(path))}
+
+    def bench(self, slots: list[str], sets: list[str], budget_s: float) -> dict[str, Any]:
+        assert set(sets) <= set(self.sets)
+        times = {"": 10.0, "default": 5.0, "reduce-overhead": 1.0}
+        return {"samples": {slot: [times[self.ways[slot]]] * 3 for slot in slots}}
+
+
+def subject(folder: Path, device: torch.device = CPU, **does: str) -> PairSubject:
+    form = CallForm("Model", {"dict": {}}, (), [])
+    oracle: Any = Oracle(folder, {name.replace("_", "-"): deed for name, deed in does.items()})
+    return PairSubject(oracle, "text", form, (TensorSpec.of(INPUT),), ("input",), device)
+
+
+def test_the_fastest_right_baseline_is_the_one_to_beat(tmp_path: Path) -> None:
+    found = rank(subject(tmp_path), [[INPUT]])
+    assert (found.best, dict(found.medians_us), dict(found.failures)) == ("inductor", {"eager": 10.0, "inductor": 5.0}, {})
+
+
+def test_against_eager_only_nothing_else_is_compiled(tmp_path: Path) -> None:
+    assert dict(rank(subject(tmp_path, default="raises"), [[INPUT]], eager_only=True).failures) == {}
+
+
+@pytest.mark.parametrize(("deed", "told"), [("raises", "no compiler"), ("is wrong", "not eager's")])
+def test_a_baseline_that_fails_is_out_with_the_reason(deed: str, told: str, tmp_path: Path) -> None:
+    found = rank(subject(tmp_path, default=deed), [[INPUT]])
+    assert (found.best, set(found.medians_us)) == ("eager", {"eager"})
+    assert told in found.failures["inductor"]
+
+
+def test_a_baseline_that_ends_the_oracle_is_named_so_that_the_race_can_go_on_without_it(tmp_path: Path) -> None:
+    with pytest.raises(LostOracle) as lost:
+        rank(subject(tmp_path, default="dies"), [[INPUT]])
+    assert lost.value.name == "inductor"
+    found = rank(subject(tmp_path, default="dies"), [[INPUT]], lost={"inductor": "it died"})
+    assert (found.best, dict(found.failures)) == ("eager", {"inductor": "it died"})
+
+
+def test_without_eager_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+    reference = subject(tmp_path)
+    reference.oracle.does[""] = "raises"  # type: ignore[attr-defined]
+    with pytest.raises(ReferenceFailure, match="no compiler"):
+        rank(reference, [[INPUT]])

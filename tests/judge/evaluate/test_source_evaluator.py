@@ -1,0 +1,247 @@
+"""Whatever a source candidate does costs that candidate only, with a named reason; a right one gets to the clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract, Rejected
+from torch_cudal1.judge.benchmark import same_core, source_timing
+from torch_cudal1.judge.checks.profiles import TimingPlan
+from torch_cudal1.judge.evaluate import source_evaluator
+from torch_cudal1.judge.evaluate.source_evaluator import PairCourt, PairJob
+from torch_cudal1.judge.reference.region_reference import ReferenceFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure
+
+CPU = torch.device("cpu")
+REFERENCE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)), {"rows": x.shape[0]}
+
+def get_inputs(): return [torch.randn(16, 32)]
+def get_init_inputs(): return [32]
+"""
+HONEST = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x).clamp_min(0), {"rows": x.shape[0]}
+"""
+
+
+def within(body: str) -> str:
+    """The honest candidate with statements at the head of its forward."""
+    lines = "\n        ".join(body.splitlines())
+    return HONEST.replace("    def forward(self, x):\n", f"    def forward(self, x):\n        {lines}\n")
+
+
+def giving(result: str) -> str:
+    """The honest candidate with another result."""
+    return HONEST.replace('self.linear(x).clamp_min(0), {"rows": x.shape[0]}', result)
+
+
+# What a candidate does, the detector that refuses it, and a word of the reason.
+BAD = {
+    "does not parse": ("class ModelNew(:", "contract", "does not parse"),
+    "is nested too deeply": ("x = " + "(" * 100_000, "contract", "does not parse"),
+    "has no ModelNew": ("import torch", "contract", "ModelNew"),
+    "imports what is missing": ("import no_such_package\n" + HONEST, "contract", "no_such_package"),
+    "ends at import": ("import os\nos._exit(0)\n" + HONEST, "protocol", "exited with status 0"),
+    "raises on the second call": (
+        within("type(self).calls = getattr(type(self), 'calls', 0) + 1\nif self.calls == 2: raise ValueError('twice')"),
+        "run",
+        "twice",
+    ),
+    "loses its GPU": (within("raise torch.AcceleratorError('an illegal memory access')"), "run", "illegal memory access"),
+    "sleeps for ever": (within("import time; time.sleep(1e6)"), "resource", "deadline"),
+    "returns no tensor": (giving("7"), "fresh_output", "0 outputs"),
+    "returns another tree": (giving('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'), "fresh_output", "list"),
+}
+# What its process is kept from, or what helps it nothing: it is judged as if it had not, or refused.
+HARMLESS = {
+    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "prints gigabytes": "for _ in range(10): print('PASS ' * 200_000)",
+    "forks": "import os, time\nif os.fork() == 0:\n    time.sleep(1e6)",
+}
+UNUSABLE = {
+    "does not parse": ("class Model(:", "SyntaxError"),
+    "has no inputs": (REFERENCE.replace("get_inputs", "inputs"), "get_inputs"),
+    "returns no tensor": (REFERENCE.replace('torch.relu(self.linear(x)), {"rows": x.shape[0]}', "7"), "no tensor"),
+    "cannot be called": (REFERENCE.replace("[32]", "[33]"), "shapes"),
+}
+ABOUT_TIME = {"timing", "timing_state", "unstable", "wall_slope", "jump"}  # a busy machine may not be able to tell
+
+
+@pytest.fixture(scope="module")
+def court() -> Iterator[PairCourt]:
+    job = PairJob(Settings(candidate_timeout_s=20.0), Contract(), CPU)
+    with PairCourt(job, ahead=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_candidate_is_refused_with_a_named_reason(court: PairCourt, name: str) -> None:
+    source, detector, word = BAD[name]
+    found = court.judge(REFERENCE, source, timed=False)
+    assert isinstance(found.decision, Rejected)
+    assert (found.decision.detector, found.timing) == (detector, None), found.decision
+    assert word in found.decision.reason
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_reaches_outside_its_process_does_no_harm(court: PairCourt, name: str) -> None:
+    found = court.judge(REFERENCE, within(HARMLESS[name]), timed=False)
+    assert found.confinement is not None
+    assert found.confinement.level >= 2
+    assert isinstance(found.decision, Rejected)
+    assert found.decision.reason
+
+
+def test_the_next_candidate_meets_clean_processes_and_the_same_oracle(court: PairCourt) -> None:
+    found = court.judge(REFERENCE, HONEST)
+    refused = {check.name for check in found.verdict.checks if not check.passed}
+    assert refused <= ABOUT_TIME, found.verdict.failure
+    assert found.baselines is not None
+    assert "eager" in found.baselines.medians_us
+    assert "timing" in found.elapsed_s
+    again = court.judge(REFERENCE, giving("x, {}"), timed=False)
+    assert "reference" not in again.elapsed_s
+    assert again.verdict.failure is not None
+
+
+def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(court: PairCourt) -> None:
+    court.judge(REFERENCE, giving("x, {}"), timed=False)
+    assert court._next is not None
+    os.kill(court._next.result().pid, signal.SIGKILL)
+    time.sleep(1.0)  # until what it supervised is gone too
+    assert court.judge(REFERENCE, HONEST, timed=False).verdict.failure is None
+
+
+def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(court: PairCourt) -> None:
+    detached = giving('self.linear(x).clamp_min(0).detach(), {"rows": x.shape[0]}')
+    failure = court.judge(REFERENCE, detached, timed=False).verdict.failure
+    assert failure is not None
+    assert failure.name == "grad"
+    with PairCourt(replace(court.job, gradients=False)) as other:
+        assert other.judge(REFERENCE, detached, timed=False).verdict.failure is None
+
+
+FOR_ITS_FORM_ONLY = {
+    "refuses other layouts": within("if not x.is_contiguous(): raise ValueError('rows only')"),
+    "is wrong in other layouts": within("x = x.as_strided(x.shape, (x.shape[1], 1))"),
+    "is wrong for other rows": within("if x.shape[0] != 16: x = x * 2"),
+    "is wrong in train mode": within("x = x * (2 if self.training else 1)"),
+}
+
+
+@pytest.mark.parametrize("name", FOR_ITS_FORM_ONLY)
+def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(court: PairCourt, name: str) -> None:
+    candidate = FOR_ITS_FORM_ONLY[name]
+    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+        assert other.judge(REFERENCE, candidate, timed=False).verdict.failure is None
+    failure = court.judge(REFERENCE, candidate, timed=False).verdict.failure
+    if name == "refuses other layouts":  # an error misleads nobody, whoever calls it
+        assert failure is None
+    else:
+        assert failure is not None
+        assert failure.name in ("layouts", "shapes", "mode")
+
+
+def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(court: PairCourt) -> None:
+    with PairCourt(replace(court.job, gradients=False, drop_in=False)) as other:
+        failure = other.judge(
+            REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
+        ).verdict.failure
+    assert failure is not None
+    assert failure.name == "numerics"
+
+
+SHRINKING = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.softshrink(x, 0.25)
+
+def get_inputs(): return [torch.randn(16, 32)]
+def get_init_inputs(): return []
+"""
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_special_values_are_right_as_eager_or_as_inductor_has_them(court: PairCourt, swallows: bool) -> None:
+    """Of a NaN, softshrink makes a NaN in eager and 0 in what Inductor compiles for a CPU."""
+    body = SHRINKING.replace("Model(", "ModelNew(").split("def get_inputs")[0]
+    result = "torch.where(x > 0.25, x - 0.25, torch.where(x < -0.25, x + 0.25, 0.0))" if swallows else "x - x.clamp(-0.25, 0.25)"
+    honest = body.replace("torch.nn.functional.softshrink(x, 0.25)", result)
+    assert court.judge(SHRINKING, honest, timed=False).verdict.failure is None
+    cheat = honest.replace(result, f"torch.nan_to_num({result}, 7.0)")
+    failure = court.judge(SHRINKING, cheat, timed=False).verdict.failure
+    assert failure is not None
+    assert failure.name == "special"
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(court: PairCourt, name: str) -> None:
+    source, word = UNUSABLE[name]
+    with pytest.raises(ReferenceFailure, match=word):
+        court.judge(source, HONEST)
+
+
+@pytest.mark.parametrize(("all_pairs", "margin"), [(False, Settings().margin), (True, None)])
+def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
+    all_pairs: bool, margin: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[TimingPlan] = []
+
+    def timed(trial: object, baseline: object, plan: TimingPlan) -> None:
+        plans.append(plan)
+        raise CandidateFailure("timing", "enough is known", "unstable")
+
+    ranked = SimpleNamespace(best="eager", sets=("first",), medians_us={})
+    monkeypatch.setattr(source_evaluator, "time_pair", timed)
+    monkeypatch.setattr(source_evaluator, "slot_of", lambda subject, name: name)
+    monkeypatch.setattr(PairCourt, "_ranked", lambda self, bench: (bench, ranked))
+    with PairCourt(PairJob(Settings(), Contract(), CPU, all_pairs=all_pairs)) as court:
+        failure = court.judge(REFERENCE, HONEST).verdict.failure
+    assert failure is not None
+    assert failure.name == "unstable"
+    assert [plan.margin for plan in plans] == [margin]
+
+
+def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here with sides of one thread, whose cores a CPU's race would leave as they are."""
+    seen: list[set[int]] = []
+    put = same_core._put_thread
+    monkeypatch.setattr(same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores)))
+    with PairCourt(PairJob(Settings(), Contract(), CPU)) as court:
+        timing = court.judge(REFERENCE, HONEST).timing
+        assert timing is not None
+        assert timing.details["one_core"] is False
+        assert not seen
+        monkeypatch.setattr(source_timing, "_one_core", lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)))
+        timing = court.judge(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")).timing
+    assert timing is not None
+    assert timing.details["one_core"] is True
+    assert {len(cores) for cores in seen} == {1, len(os.sched_getaffinity(0))}
+    assert seen[-1] == os.sched_getaffinity(0)

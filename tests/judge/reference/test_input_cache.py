@@ -1,0 +1,144 @@
+"""Input sets that a child lets go of for want of room: the same verdicts, with two or three sets there at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.judge.programs import V, candidate, linear_relu, op, subject, with_steps
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.program import Program
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.reference import input_cache
+from torch_cudal1.judge.reference import trial as trials
+from torch_cudal1.judge.reference.input_cache import Residents, message_bytes
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.child import Child, limits_for
+
+CPU = torch.device("cpu")
+REGION = linear_relu()
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child(limits_for(Settings(), CPU), Contract()) as running:
+        yield running
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_cache, "_ROOM_BYTES", 0)
+
+
+@pytest.fixture
+def memory_is_short(no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "is_short", lambda device, size_bytes: True)
+    monkeypatch.setattr(trials, "kept_bytes", lambda device: 0)
+
+
+def tried(child: Child, program: Program) -> Trial:
+    found = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
+    found.load("candidate", candidate(program))
+    return found
+
+
+def half_the_batch() -> Program:
+    """Right for the first half of the rows only."""
+    transpose, _, relu = REGION.program.steps
+    half = op("aten.slice.Tensor", V(0), 0, 0, 16, out=4)
+    twice = op("aten.cat.default", (V(4), V(4)), out=5)
+    return with_steps(
+        REGION, transpose, half, twice, op("aten.addmm.default", V(2), V(5), V(3), out=6), op(relu.target, V(6), out=7), output=7
+    )
+
+
+def test_verdicts_are_the_same_with_room_for_hardly_any_set(child: Child, no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    most, gone, admit = 0, 0, Residents.admit
+
+    def noted(self: Residents, *asked: object) -> list[str]:
+        nonlocal most, gone
+        left = admit(self, *asked)  # type: ignore[arg-type]
+        most, gone = max(most, len(self.sizes)), gone + len(left)
+        return left
+
+    monkeypatch.setattr(Residents, "admit", noted)
+    honest = tried(child, REGION.program)
+    assert validate(honest).passed
+    assert gone > 10
+    assert most <= 5  # four threads want a set each, and one comes
+    assert len(honest.samples) <= most
+    honest.drop(*list(honest.samples.values()))
+    assert not honest.residents.sizes
+    wrong = tried(child, half_the_batch())
+    assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
+    wrong.drop(*list(wrong.samples.values()))
+
+
+def test_where_memory_is_short_hardly_any_results_stay_and_the_verdicts_are_the_same(
+    child: Child, memory_is_short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    run = Trial.call_slot
+
+    def counted(self: Trial, *asked: object, **how: object) -> object:
+        computed = [name for sample in self.samples.values() for name in ("reference", "exact", "sway") if name in sample.__dict__]
+        held.append(len(computed) + len(self.proven))
+        return run(self, *asked, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trial, "call_slot", counted)
+    honest = tried(child, REGION.program)
+    assert validate(honest).passed
+    assert len(held) > 30
+    assert sum(count > 1 for count in held) <= 6  # 18 where they stay until a detector has ended
+    honest.let_go()
+    assert not honest.samples
+    assert not honest.residents.sizes
+    wrong = tried(child, half_the_batch())
+    assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
+    wrong.let_go()
+
+
+def test_sets_that_are_small_stay_when_large_ones_are_let_go_of(child: Child) -> None:
+    trial = tried(child, REGION.program)
+    first = trial.draw("normal")
+    trial.let_go()
+    assert list(trial.samples) == [first.name]
+    trial.drop(first)
+
+
+def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared(child: Child, no_room: None) -> None:
+    trial = tried(child, REGION.program)
+    first, _ = trial.draw("normal"), trial.draw("shifted")
+    sibling = trial.sibling(first)
+    before = trial.run(sibling).outputs[0]
+    trial.draw("uniform")
+    assert sibling.name not in trial.residents.sizes
+    assert sibling.name not in trial.samples
+    again = trial.run(sibling).outputs[0]
+    assert before is not None
+    assert again is not None
+    assert torch.equal(before, again)
+    assert trial.residents.bases[sibling.name] == first.name
+    trial.drop(*list(trial.samples.values()))
+
+
+def test_those_not_met_for_longest_go_first_and_none_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_cache, "_ROOM_BYTES", 100)
+    sets = Residents("cpu")
+    assert [sets.admit(name, 30, "", ()) for name in "abc"] == [[], [], []]
+    assert sets.meets("a")
+    assert sets.admit("d", 30, "", ()) == ["b"]
+    assert sets.admit("e", 60, "c", {"a"}) == ["d"]  # c is what e shares memory with
+    assert list(sets.sizes) == ["c", "a", "e"]
+    assert not sets.meets("b")
+    sets.forget("e")
+    assert sets.admit("b", 30, "", ()) == []
+
+
+def test_a_message_is_as_large_as_the_memory_it_must_hold() -> None:
+    wide = torch.zeros(4, 8)
+    assert message_bytes([wide, None]) == 128 + 512
+    assert message_bytes([wide[:, :2]]) == (3 * 8 + 2) * 4 + 512

@@ -1,0 +1,163 @@
+"""What rights are worth where eager leaves them unused: TF32's error in the classes that have it, and nothing in the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.functional_module import Flat
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.ir.records import Contract, Region
+from torch_cudal1.judge.checks import numerics
+from torch_cudal1.judge.checks.numerics import compared
+from torch_cudal1.judge.checks.parameters import _change
+from torch_cudal1.judge.reference.input_set import Sample
+from torch_cudal1.judge.reference.region_reference import RegionSubject, Result
+from torch_cudal1.judge.reference.tf32_policy import UsingRights, multiplies
+
+X, W, M = (torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((2, 8, 12, 12), (16, 8, 3, 3), (12, 24)))
+
+
+def convolved(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.conv2d(x, w)) + 0.1
+
+
+def multiplied(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(m[0], x.reshape(-1, 12), m)
+
+
+def loss(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
+
+
+@pytest.mark.parametrize(
+    ("function", "rights", "coarse"),
+    [
+        (convolved, ("conv",), True),
+        (convolved, ("matmul",), False),
+        (multiplied, ("matmul",), True),
+        (multiplied, ("conv",), False),
+        (multiplied, (), False),
+    ],
+)
+def test_the_error_is_tf32s_in_a_class_that_has_the_right(
+    function: Callable[..., Any], rights: tuple[str, ...], coarse: bool
+) -> None:
+    with UsingRights(rights):
+        found = function(X, W, M)
+    exact = function(X.double(), W.double(), M.double())
+    assert (loss(found, exact) > 1e-4) is coarse
+    assert loss(found, exact) < 1e-3
+    assert (not torch.equal(found, function(X, W, M))) is coarse
+
+
+def test_nan_infinity_and_other_dtypes_are_left_alone() -> None:
+    x = X.clone()
+    x[0, 0, 0, 0], x[1, 0, 0, 0] = float("nan"), float("inf")
+    with UsingRights(("conv",)):
+        found, half = F.conv2d(x, W), F.conv2d(X.bfloat16(), W.bfloat16())
+    assert torch.equal(found.isnan(), F.conv2d(x, W).isnan())
+    assert torch.equal(found.isinf(), F.conv2d(x, W).isinf())
+    assert torch.equal(half, F.conv2d(X.bfloat16(), W.bfloat16()))
+
+
+def test_products_of_recurrent_layers_and_attention_are_not_meant() -> None:
+    assert not multiplies("lstm", ("conv", "matmul"))
+    assert not multiplies("_scaled_dot_product_flash_attention", ("conv", "matmul"))
+
+
+def judged(out: torch.Tensor, rights: tuple[str, ...]) -> numerics.Comparison:
+    """One output beside eager's convolution, which is as exact as fp32 can be."""
+
+    def granted(inputs: Any) -> Any:
+        if "conv" not in rights:
+            return None
+        with UsingRights(rights):
+            return [convolved(X, W, M)]
+
+    subject = SimpleNamespace(granted=granted)
+    facts, contract = SimpleNamespace(longest_reduction=72), SimpleNamespace(precision="match")
+    trial: Any = SimpleNamespace(subject=subject, facts=facts, contract=contract, proven={})
+    exact = [convolved(X.double(), W.double(), M.double())]
+    sample = Sample("s", "normal", [X, W, M], lambda inputs: Result([convolved(X, W, M)], [None]), lambda inputs: exact)
+    ((_, found),) = compared(trial, sample, [out])
+    return found
+
+
+def in_tf32() -> torch.Tensor:
+    """What a kernel of TF32 products yields, summed in another order."""
+    with UsingRights(("conv",)):
+        return F.relu(F.conv2d(X.flip(1), W.flip(1))) + 0.1
+
+
+def test_a_candidate_may_use_a_right_that_eager_leaves_unused_and_the_evidence_says_so() -> None:
+    found = judged(in_tf32(), ("conv",))
+    assert found.passed
+    assert "eager makes no use" in found.detail
+    assert found.ratio is not None
+    assert found.ratio < 1.5
+
+
+def test_without_the_right_tf32_is_refused() -> None:
+    assert not judged(in_tf32(), ()).passed
+    assert not judged(in_tf32(), ("matmul",)).passed
+
+
+def test_a_right_to_tf32_is_none_to_less() -> None:
+    assert not judged(F.relu(F.conv2d(X.bfloat16(), W.bfloat16())).float() + 0.1, ("conv",)).passed
+    assert not judged(in_tf32() * 1.01, ("conv",)).passed
+    wrong = in_tf32()
+    wrong[1, 3, 4, 4] += 0.5
+    assert not judged(wrong, ("conv",)).passed
+
+
+@pytest.mark.parametrize(("rights", "passes"), [(("conv",), True), ((), False)])
+def test_a_change_of_one_input_may_be_as_coarse_as_the_right_allows(rights: tuple[str, ...], passes: bool) -> None:
+    """Eager's own change is fp32's; a candidate in TF32 reproduces it within TF32's error."""
+
+    def granted(inputs: Any) -> Any:
+        with UsingRights(rights):
+            return [convolved(*inputs)] if rights else None
+
+    def sample(w: torch.Tensor) -> tuple[Sample, list[torch.Tensor | None]]:
+        with UsingRights(("conv",)):
+            ours = convolved(X.flip(1), w.flip(1), M)
+        exact = [convolved(X.double(), w.double(), M.double())]
+        eager = Result([convolved(X, w, M)], [None])
+        return Sample("s", "normal", [X, w, M], lambda inputs: eager, lambda inputs: exact), [ours]
+
+    trial: Any = SimpleNamespace(subject=SimpleNamespace(granted=granted))
+    found = _change(trial, sample(W), sample(W * 1.3), 0)
+    assert found is not None
+    assert found.seen
+    assert (found.error <= found.limit) is passes
+
+
+def test_a_region_of_convolutions_tells_what_its_rights_are_worth() -> None:
+    region = lower_one(Convolution(), (X, W))
+    coarse = RegionSubject(region, Contract("match", ("conv",)), torch.device("cpu")).granted([X, W])
+    assert coarse is not None
+    assert coarse[0] is not None
+    assert 1e-4 < loss(coarse[0], F.conv2d(X.double(), W.double())) < 1e-3
+    for contract in (Contract("match", ("matmul",)), Contract("strict", ("conv",)), Contract()):
+        assert RegionSubject(region, contract, torch.device("cpu")).granted([X, W]) is None
+
+
+class Convolution(nn.Module):
+    """The operator alone."""
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w)
+
+
+def lower_one(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Region:
+    with torch.no_grad():
+        (graph,) = trace(Flat(module, inputs, {}), list(inputs)).graphs
+    return lower(graph.module, static=graph.static, name="one").region

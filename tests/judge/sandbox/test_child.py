@@ -1,0 +1,189 @@
+"""Whatever the child does, it costs the candidate only: the parent gets a value, and nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.judge.programs import candidate, linear_relu
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Candidate, Contract, Rejected
+from torch_cudal1.judge import Job, Ranking, judge
+from torch_cudal1.judge.sandbox import child as child_module
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits
+
+CPU = torch.device("cpu")
+REGION = linear_relu()
+RANKING = Ranking(Candidate(REGION.program, "eager", "baseline"), {"eager": 100.0})
+ATTACKS = {  # what the child does instead of answering "run", the detector, a word of the reason
+    "segfault": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "resource", "SIGSEGV"),
+    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "resource", "SIGKILL"),
+    "hang": ("import time; time.sleep(600)", "resource", "deadline"),
+    "memory": ("x = bytearray(1 << 40)", "resource", "memory"),
+    "tensor_memory": ("import torch; torch.empty(1 << 40).fill_(1)", "resource", "memory"),
+    "early_exit": ("import os; print('PASS speedup 100x', flush=True); os._exit(0)", "protocol", "PASS"),
+    "garbage": ("import os; os.write(FD, b'\\x00\\x00\\x00\\x04PASS'); import time; time.sleep(600)", "protocol", "garbage"),
+    "huge_frame": ("import os; os.write(FD, b'\\xff' * 64); import time; time.sleep(600)", "protocol", "announced"),
+    "forged": ("return {'layout': [], 'facts': [], 'passed': True}", "protocol", "unreadable"),
+    "no_facts": ("return {**original(session, request), 'facts': None}", "protocol", "properties"),
+    "old_nonce": (
+        "import os, json; b = json.dumps({'nonce': 'x', 'verdict': 'passed'}).encode(); "
+        "os.write(FD, len(b).to_bytes(4, 'big') + b); import time; time.sleep(600)",
+        "protocol",
+        "nonce",
+    ),
+    "exception": ("raise ValueError('a candidate may raise')", "run", "may raise"),
+}
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Start children with a worker whose verb "run" does something else."""
+
+    def install(body: str) -> None:
+        code = f"""
+        import sys
+        from torch_cudal1.judge import worker
+        FD = int(sys.argv[1])
+        original = worker.VERBS["run"]
+        def run(session, request):
+            {body}
+        worker.VERBS["run"] = run
+        if __name__ == "__main__":
+            worker.main(FD)
+        """
+        (tmp_path / "evil_worker.py").write_text(textwrap.dedent(code))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(child_module, "WORKER", "evil_worker")
+
+    return install
+
+
+def living_members(group: int) -> list[str]:
+    """Processes of a group that are no zombies (an orphan waits for an init process, which a container may lack)."""
+    fields = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields.append(path.read_text().rpartition(")")[2].split())
+    return [" ".join(f) for f in fields if int(f[2]) == group and f[0] != "Z"]
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+def test_a_child_that_misbehaves_is_a_rejected_value(evil, name: str) -> None:
+    body, detector, word = ATTACKS[name]
+    evil(body)
+    limit = 4.0 if name in ("hang", "garbage", "huge_frame", "old_nonce") else 60.0
+    job = Job(Settings(candidate_timeout_s=limit, memory_limit_gib=4.0), Contract(), CPU)
+    started = time.monotonic()
+    decision = judge(REGION, candidate(REGION.program), RANKING, job).decision
+    assert isinstance(decision, Rejected)
+    assert decision.detector == detector, decision
+    assert word in decision.reason
+    assert time.monotonic() - started < 45
+
+
+def test_noise_on_standard_output_is_no_crime(evil) -> None:
+    evil("print('PASS', flush=True); return original(session, request)")
+    judgement = judge(REGION, candidate(REGION.program), RANKING, Job(Settings(), Contract(), CPU))
+    assert judgement.verdict.passed, judgement.verdict.failure
+
+
+def test_nothing_stays_behind(evil) -> None:
+    evil("import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)")
+    with Child(Limits(CPU, 3.0), Contract()) as child:
+        group, scratch = child.pid, child.scratch
+        with pytest.raises(CandidateFailure, match="deadline"):
+            child.call("run")
+    assert not scratch.exists()
+    assert not living_members(group)
+
+
+def _interrupted(seen: list[Child]) -> None:
+    with Child(Limits(CPU, 30.0), Contract()) as child:
+        seen.append(child)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_kills_the_child_and_deletes_the_scratch() -> None:
+    seen: list[Child] = []
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(seen)
+    pid, scratch = seen[0].pid, seen[0].scratch
+    assert not scratch.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_child_sees_a_clean_environment_and_closed_files(evil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a secret")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/kept")
+    secret = open(tmp_path / "secret", "w")  # noqa: SIM115
+    evil(
+        "import os; links = [f'/proc/self/fd/{f}' for f in os.listdir('/proc/self/fd')]; "
+        "return {'environment': dict(os.environ), 'files': [os.readlink(f) for f in links if os.path.exists(f)]}"
+    )
+    with secret, Child(Limits(CPU, 30.0), Contract()) as child:
+        answer = child.call("run")
+    assert "HF_TOKEN" not in answer["environment"]
+    assert answer["environment"]["TRITON_CACHE_DIR"] == "/kept"
+    assert answer["environment"]["TMPDIR"].startswith(("/dev/shm", "/tmp"))
+    assert not any("secret" in name for name in answer["files"])
+
+
+def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    real = child_module.make_scratch
+    monkeypatch.setattr(child_module, "make_scratch", lambda: made.append(real()) or made[-1])
+    monkeypatch.setattr(child_module, "WORKER", "there_is_no_such_module")
+    with pytest.raises(SandboxError, match="there_is_no_such_module"):
+        judge(REGION, candidate(REGION.program), RANKING, Job(Settings(), Contract(), CPU))
+    assert made
+    assert not any(path.exists() for path in made)
+
+
+def test_a_child_given_up_is_not_asked_again(evil) -> None:
+    evil("import os; os._exit(3)")
+    with Child(Limits(CPU, 30.0), Contract()) as child:
+        with pytest.raises(CandidateFailure, match="status 3"):
+            child.call("run")
+        assert not child.usable
+        with pytest.raises(CandidateFailure, match="given up"):
+            child.call("run")
+        with pytest.raises(CandidateFailure, match="given up"):  # its scratch folder may be gone
+            child.new_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        ("import torch; raise torch.AcceleratorError('an illegal memory access')", True),
+        (
+            "from torch_cudal1.core.errors import DriverError; raise DriverError('cuInit', 'CUDA_ERROR_ILLEGAL_ADDRESS', 'hint')",
+            True,
+        ),
+        ("import torch; raise torch.OutOfMemoryError('none left')", False),
+        ("raise ValueError('of its own')", False),
+    ],
+)
+def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not(evil, error: str, *, lost: bool) -> None:
+    evil(error)
+    with Child(Limits(CPU, 30.0), Contract()) as child:
+        with pytest.raises(CandidateFailure):
+            child.call("run")
+        assert child.usable is not lost
+
+
+def test_a_long_error_keeps_both_ends() -> None:
+    """A traceback begins with what was done and ends with what went wrong."""
+    found = child_module._ends_of("InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend")
+    assert found.startswith("InductorError: ")
+    assert found.endswith("RuntimeError: no GPU backend")
+    assert len(found) < 2_100
+    assert child_module._ends_of("short") == "short"

@@ -1,0 +1,71 @@
+"""Processes that are forked rather than started: as confined, as clean, and ended with what forks them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.reference.source_reference import read_reference
+from torch_cudal1.judge.sandbox.child import Child, limits_for
+from torch_cudal1.judge.sandbox.fork_server import Nursery
+
+CPU = torch.device("cpu")
+LIMITS = replace(limits_for(Settings(), CPU), threads=1)
+SPY = """
+import os, torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x
+def get_inputs():
+    raise RuntimeError("saw " + open("/proc/self/environ").read() + str(dict(os.environ)) + str(os.getpid()))
+def get_init_inputs():
+    return []
+"""
+
+
+def told(child: Child) -> str:
+    with pytest.raises(SandboxError) as seen:
+        read_reference(child, SPY, CPU)
+    return str(seen.value)
+
+
+def test_a_forked_child_serves_and_holds_no_secret_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_API_KEY", "do-not-tell")
+    with Nursery() as nursery:
+        with Child(LIMITS, Contract(), nursery=nursery) as child:
+            seen = told(child)
+            assert "TMPDIR" in seen
+            assert "do-not-tell" not in seen
+        with Child(LIMITS, Contract(), nursery=nursery) as one, Child(LIMITS, Contract(), nursery=nursery) as other:
+            assert one.pid != other.pid
+            os.kill(one.pid, signal.SIGKILL)
+            assert other.call("clear")["nonce"]
+
+
+def test_what_forks_asks_nvml_for_gpus_and_its_children_ask_as_ever() -> None:
+    with Nursery() as nursery:
+        assert b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in Path(f"/proc/{nursery.pid}/environ").read_bytes()
+        with Child(LIMITS, Contract(), nursery=nursery) as child:
+            assert "'PYTORCH_NVML" not in told(child)  # in os.environ; /proc has what the forking process was started with
+
+
+def test_children_end_with_what_forked_them_and_no_more_can_be_had() -> None:
+    nursery = Nursery()
+    child = Child(LIMITS, Contract(), nursery=nursery)
+    nursery.close()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{child.pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child.pid}").exists()
+    child.close()
+    with pytest.raises(SandboxError, match="the process that forks children is gone"):
+        Child(LIMITS, Contract(), nursery=nursery)

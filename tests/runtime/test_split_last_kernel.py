@@ -1,0 +1,289 @@
+"""The step that yields the results, parted from a graph of the others: the same function, and results that nothing else writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.device.test_cubin import build  # noqa: F401  (fixtures, here and below)
+from tests.device.test_driver import cuda, number, recorder_path  # noqa: F401
+from tests.runtime.executors import assert_same, drawn, in_threads
+from tests.runtime.test_cuda_graph import CPU, gpu, graphed, needs_extension  # noqa: F401
+from torch_cudal1.graph.capture import trace
+from torch_cudal1.graph.functional_module import Flat
+from torch_cudal1.graph.fusion.partition import with_inputs
+from torch_cudal1.graph.lower import lower
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
+from torch_cudal1.runtime import split_last_kernel
+from torch_cudal1.runtime.cuda_graph import GraphedRunner, _apart, _Captured
+from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.runtime.schedule import build as built
+from torch_cudal1.runtime.split_last_kernel import parted
+
+
+def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
+    class Plain(nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            return function(*given)
+
+    with torch.no_grad():
+        flat = Flat(Plain(), inputs, {})
+        (graph,) = trace(flat, flat.tensors).graphs
+    found = lower(graph.module, static=graph.static, kind=graph.kind)
+    return with_inputs(found.region.program, found.order, tuple(map(TensorSpec.of, inputs)))
+
+
+@pytest.fixture(autouse=True)
+def small_results_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_last_kernel, "LEAST_BYTES", 1)
+
+
+def draw(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape) for shape in shapes)
+
+
+X, W, B = (3, 4), (5, 4), (5,)
+PARTED = {
+    "a layer": (lambda x, w, b: torch.addmm(b, torch.relu(x), w.t()), (X, W, B)),
+    "a view of the last one": (lambda x, w: (torch.relu(x) @ w.t()).view(5, 3).t(), (X, W)),
+    "views between": (lambda x: torch.exp(torch.relu(x).t()[1:].unsqueeze(0)), (X,)),
+    "several results": (lambda x: torch.relu(x).max(1), (X,)),
+    "two views of one result": (lambda x: torch.exp(torch.relu(x)).split(2), ((4, 4),)),
+    "what was given, once more": (lambda x: torch.relu(x) * 2 + x, (X,)),
+    "two that were computed": (lambda x: torch.relu(x) * torch.exp(x), (X,)),
+}
+WHOLE = {
+    "one step": (lambda x: torch.relu(x), (X,)),
+    "a result from before": (lambda x: (torch.relu(x), torch.relu(x) + 1), (X,)),
+    "a view of one from before": (lambda x: ((y := torch.relu(x)).t(), y + 1), (X,)),
+    "an input": (lambda x: (torch.exp(torch.relu(x)), x), (X,)),
+    "nothing that was computed": (lambda x: (torch.relu(x) * 0, torch.exp(x))[1], (X,)),
+}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_both_parts_after_one_another_are_the_program(name: str) -> None:
+    function, shapes = PARTED[name]
+    program = program_of(function, *draw(*shapes))
+    two = parted(program)
+    assert two is not None
+    assert two.first.steps == program.steps[: len(two.first.steps)]
+    first, last, whole = (prepare(one, CPU) for one in (two.first, two.last, program))
+    for _ in range(3):
+        given = drawn(program, CPU, 2)
+        between = first(given)
+        made = [one for one in between if one is not None]
+        assert len(made) == len(between)
+        assert all(one.untyped_storage().data_ptr() != t.untyped_storage().data_ptr() for one in made for t in given)
+        results = last([*made, *given])
+        assert_same(results, whole(given), given)
+        held = {one.untyped_storage().data_ptr() for one in (*made, *given)}
+        assert not any(out is not None and out.untyped_storage().data_ptr() in held for out in results)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_cannot_be_parted_stays_whole(name: str) -> None:
+    function, shapes = WHOLE[name]
+    assert parted(program_of(function, *draw(*shapes))) is None
+
+
+def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of(lambda x: torch.exp(torch.relu(x)), torch.randn(64, 64))
+    for least, apart in ((64 * 64 * 4, True), (64 * 64 * 4 + 1, False)):
+        monkeypatch.setattr(split_last_kernel, "LEAST_BYTES", least)
+        assert (parted(program) is not None) == apart
+
+
+def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
+    spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
+    relu, add = Aten("aten.relu.default", (Value(0),), (), (1,)), Aten("aten.exp.default", (Value(1),), (), (2,))
+    handed_on = Aten("aten._unsafe_view.default", (Value(2), (16,)), (), (3,))
+    two = parted(Program((spec,), (relu, add, handed_on), (3,)))
+    assert two is not None
+    assert [step.target for step in two.last.steps if isinstance(step, Aten)] == ["aten.exp.default", "aten._unsafe_view.default"]
+    assert parted(Program((spec,), (relu, handed_on.__class__(handed_on.target, (Value(1), (16,)), (), (2,))), (2,))) is None
+
+
+def test_pieces_of_one_result_are_no_operands_of_a_last_step() -> None:
+    spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
+    steps = (
+        Aten("aten.relu.default", (Value(0),), (), (1,)),
+        Aten("aten.unsafe_split.Tensor", (Value(1), 2), (), (2, 3), many=True),  # both are views of the same memory
+        Aten("aten.add.Tensor", (Value(2), Value(3)), (), (4,)),
+    )
+    two = parted(Program((spec,), steps, (4,)))
+    assert two is not None
+    assert [len(two.first.outputs), len(two.last.steps)] == [1, 2]
+
+
+KERNEL = TensorSpec("float32", (4,), (1,), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("yielded", "apart"),
+    [(1, True), (2, True), (0, False)],
+    ids=["what it allocates", "a view of that", "what it is given"],
+)
+def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, apart: bool) -> None:
+    view = Aten("aten.view.default", (Value(1), (2, 2)), (), (2,))
+    launch = Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(1)),))
+    inner = Program((KERNEL,), (Alloc(1, KERNEL), launch, view), (yielded,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})
+    relu = Aten("aten.relu.default", (Value(0),), (), (1,))
+    two = parted(Program((KERNEL,), (relu, Call(inner, (1,), (2,))), (2,)))
+    assert (two is not None) == apart
+
+
+def test_steps_that_launch_by_themselves_are_not_parted() -> None:
+    launch = Launch("k", "k", (1, 1, 1), 32, 0, ())
+    steps = (Aten("aten.relu.default", (Value(0),), (), (1,)), Alloc(2, KERNEL), launch)
+    assert parted(Program((KERNEL,), steps, (2,), payloads={"k": torch.zeros(4, dtype=torch.uint8)})) is None
+
+
+# Behind a graph ----------------------------------------------------------------------------------------------------------------
+
+
+def layers(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(b, torch.relu(x * 2), w.t())
+
+
+LAYERS = program_of(layers, *draw(X, W, B))  # here, since nothing can be traced beside the recording driver
+RELU = program_of(torch.relu, *draw(X))
+
+
+def runner() -> GraphedRunner:
+    two = parted(LAYERS)
+    assert two is not None
+    return GraphedRunner(prepare(two.first, CPU), frozenset({1, 2}), CPU, last=prepare(two.last, CPU))
+
+
+@needs_extension
+def test_results_are_fresh_memory_and_none_is_copied(graphed: Any, cuda: Any) -> None:  # noqa: F811
+    x, w, b = draw(X, W, B)
+    run, held = runner(), []
+    for _ in range(5):
+        x = torch.randn(X)
+        held.append((x, run([x, w, b])))
+    for then, (result,) in held:
+        assert torch.equal(result, layers(then, w, b))
+    assert len({result.data_ptr() for _, (result,) in held}) == 5
+    assert (number(cuda, "replays"), number(cuda, "copies"), len(graphed.bodies)) == (5, 0, 1)
+    w.mul_(3)
+    assert torch.equal(run([x, w, b])[0], layers(x, w, b))
+    moved = w.clone() + 1
+    assert torch.equal(run([x, moved, b])[0], layers(x, moved, b))
+    assert len(graphed.bodies) == 2
+
+
+@needs_extension
+def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graphed: Any) -> None:  # noqa: F811
+    (spec,) = RELU.inputs
+    view = Program((spec, spec), (Aten("aten.t.default", (Value(0),), (), (2,)),), (2, 0))  # not what `parted` makes
+    run = GraphedRunner(prepare(RELU, CPU), frozenset(), CPU, last=prepare(view, CPU))
+    held = [(x, run([x])) for x in draw(*[X] * 4)]
+    for x, (turned, same) in held:
+        assert torch.equal(turned, torch.relu(x).t())
+        assert turned.stride() == torch.relu(x).t().stride()
+        assert torch.equal(same, torch.relu(x))
+
+
+def test_python_copies_it_too() -> None:
+    inside, outside = torch.randn(X), torch.randn(X)
+    captured = _Captured(None, [], [inside, None, 0])  # type: ignore[arg-type]
+    assert _apart(None, captured) is None
+    assert _apart(outside, captured) is outside
+    copied = _apart(inside.t(), captured)
+    assert copied is not None
+    assert torch.equal(copied, inside.t())
+    assert copied.untyped_storage().data_ptr() != inside.untyped_storage().data_ptr()
+
+
+@needs_extension
+def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(graphed: Any) -> None:  # noqa: F811
+    x, w, b = draw(X, W, B)
+    run = runner()
+    run([x, w, b])
+    with pytest.raises(RuntimeError):
+        run([x, w, torch.randn(9)])
+    assert torch.equal(run([x, w, b])[0], layers(x, w, b))
+
+
+@needs_extension
+def test_while_the_user_captures_both_parts_go_into_the_user_s_graph(graphed: Any, cuda: Any) -> None:  # noqa: F811
+    x, w, b = draw(X, W, B)
+    run = runner()
+    cuda.capturing = True
+    assert torch.equal(run([x, w, b])[0], layers(x, w, b))
+    assert (number(cuda, "replays"), len(graphed.bodies)) == (0, 0)
+
+
+@needs_extension
+def test_a_last_step_in_python_has_its_graph_replayed_by_python(graphed: Any) -> None:  # noqa: F811
+    run = runner()
+    run._last = lambda given: [given[0]]
+    run._make_native(3)
+    assert run.interpreted == "its last step runs in Python"
+    assert run.direct is run
+
+
+# On a GPU ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[torch.Tensor], Callable[..., torch.Tensor]]:
+    """A graph with 8 MiB of results, its weights, and the function."""
+    monkeypatch.undo()  # the true LEAST_BYTES
+    torch.manual_seed(0)
+    weights = [torch.randn(4096, 64, device="cuda"), torch.randn(4096, device="cuda")]
+    program = program_of(layers, torch.randn(512, 64, device="cuda"), *weights)
+    assert parted(program) is not None
+    return built(program, "eager+graph", torch.device("cuda", 0), static=(1, 2)), weights, layers
+
+
+@pytest.mark.gpu
+@gpu
+def test_held_results_stay_what_they_are(on_gpu: Any) -> None:
+    run, weights, function = on_gpu
+    with torch.inference_mode():
+        held = [(x, run([x, *weights])[0]) for x in (torch.randn(512, 64, device="cuda") for _ in range(20))]
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, function(x, *weights)) for x, out in held)
+    assert run.interpreted == ""
+
+
+@pytest.mark.gpu
+@gpu
+def test_streams_and_threads_take_turns(on_gpu: Any) -> None:
+    run, weights, function = on_gpu
+    wrong: list[str] = []
+
+    def work() -> None:
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(60):
+                torch.cuda._sleep(50_000 * (turn % 3))
+                x = torch.randn(512, 64, device="cuda")
+                if not torch.allclose(run([x, *weights])[0], function(x, *weights), rtol=1e-4, atol=1e-4):
+                    wrong.append("different")
+
+    with torch.inference_mode():
+        run([torch.randn(512, 64, device="cuda"), *weights])
+    in_threads(work)
+    assert not wrong
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_user_s_capture_gets_both_parts(on_gpu: Any) -> None:
+    run, weights, function = on_gpu
+    with torch.inference_mode():
+        x = torch.randn(512, 64, device="cuda")
+        run([x, *weights])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static = run([x, *weights])[0]
+        x.normal_()
+        graph.replay()
+        assert torch.equal(static, function(x, *weights))

@@ -1,0 +1,91 @@
+"""What was compiled once is found again, by what it was compiled from; what cannot be read is compiled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torch_cudal1 import judge
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.ir.records import Candidate, Miss, Region, Rejected, Target
+from torch_cudal1.kernels import Proposal
+from torch_cudal1.search import build_cache
+from torch_cudal1.store.cache import build_files
+from torch_cudal1.store.context import Place, place_for
+
+ONE, OTHER = (Proposal("norm", {"rows": rows}) for rows in (1, 2))
+
+
+@pytest.fixture
+def region() -> Region:
+    with torch.no_grad():
+        (found,) = captured_regions(nn.LayerNorm(16).eval(), (torch.randn(4, 16),))
+    return found
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+    """What the judge's compiler was asked for: the second proposal it refuses."""
+    given: list[Proposal] = []
+
+    def build(region: Region, proposals: Sequence[Proposal], *how: judge.Job | Target) -> tuple[Candidate | Rejected, ...]:
+        given.extend(proposals)
+        refused = Rejected("it took too long", "timeout")
+        return tuple(refused if one == OTHER else Candidate(region.program, "eager", "kernels", ("norm",)) for one in proposals)
+
+    monkeypatch.setattr(judge, "build", build)
+    return given
+
+
+def place_at(folder: Path) -> Place:
+    telemetry.reset()
+    here = place_for(torch.device("cpu"), Settings(cache_dir=folder))
+    return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
+
+
+def answers(region: Region, place: Place) -> tuple[Candidate | Rejected, ...]:
+    return build_cache.build(region, (OTHER, ONE), judge.Job(place.settings, place.contract, torch.device("cpu")), place)
+
+
+def test_a_kernel_is_compiled_once_and_answers_keep_their_order(region: Region, asked: list[Proposal], tmp_path: Path) -> None:
+    first = answers(region, place_at(tmp_path))
+    assert [type(one) for one in first] == [Rejected, Candidate]
+    assert answers(region, place_at(tmp_path)) == first
+    assert asked == [OTHER, ONE, OTHER]  # a refusal may have been a lack of time
+    assert telemetry.report().counters["builds_found"] == 1
+
+
+def test_what_will_never_compile_is_not_asked_again(region: Region, asked: list[Proposal], tmp_path: Path) -> None:
+    never = Rejected(str(NotLowerableError("needs more than the device has")), "build")
+    build_cache.keep(tmp_path, region.program, OTHER, 90, never)
+    assert answers(region, place_at(tmp_path))[0] == never
+    assert asked == [ONE]
+
+
+def test_another_architecture_template_or_island_is_another_kernel(
+    region: Region, asked: list[Proposal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(region, place_at(tmp_path))
+    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Candidate)
+    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 80), Miss)
+    assert isinstance(build_cache.kept(tmp_path, replace(region.program, outputs=()), ONE, 90), Miss)
+    monkeypatch.setattr(build_files, "versions_name", lambda: "templates of tomorrow")
+    assert isinstance(build_cache.kept(tmp_path, region.program, ONE, 90), Miss)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "])
+@pytest.mark.parametrize("ending", [".safetensors", ".json"])
+def test_a_damaged_file_is_compiled_anew(region: Region, asked: list[Proposal], tmp_path: Path, damage: bytes, ending: str) -> None:
+    answers(region, place_at(tmp_path))
+    (path,) = tmp_path.rglob("*.safetensors")
+    path.rename(path.with_suffix(ending)).write_bytes(damage)
+    assert isinstance(answers(region, place_at(tmp_path))[1], Candidate)
+    assert asked.count(ONE) == 2

@@ -1,0 +1,113 @@
+"""The cost model: better than the bound on islands it has not seen, or it says that it is not known."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.search.islands import SIZES, family, island, timings, took_us
+from torch_cudal1.kernels.proposal import Proposal
+from torch_cudal1.search.cost_model.forest import fit
+from torch_cudal1.search.cost_model.predictor import CostModel, Unknown, disorder, learn
+from torch_cudal1.search.cost_model.timings import Timing
+
+
+def test_a_forest_finds_steps_and_products_and_the_same_ones_every_time() -> None:
+    dice = torch.Generator().manual_seed(1)
+    rows = torch.rand(600, 6, dtype=torch.float64, generator=dice)
+    values = 2 * (rows[:, 0] > 0.5) + rows[:, 1] * rows[:, 2]
+    groups = torch.arange(600) // 6
+    forest = fit(rows, values, groups)
+    again = fit(rows, values, groups)
+    left = values - forest.held_out(rows)
+    assert left[~left.isnan()].std() < 0.3 * values.std()
+    assert torch.equal(forest.leaves, again.leaves)
+    assert all(torch.equal(one, other) for one, other in zip(forest.cuts, again.cuts, strict=True))
+
+
+def test_what_is_held_out_was_not_seen() -> None:
+    """Each group has its own value, which its rows tell: whoever has seen it knows it, whoever has not cannot."""
+    groups = torch.arange(40).repeat_interleave(5)
+    codes = torch.rand(40, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    values = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))[groups]
+    forest = fit(codes[groups], values, groups)
+    seen, _ = forest.predict(codes[groups])
+    assert (seen - values).abs().mean() < 0.75 * (forest.held_out(codes[groups]) - values).nan_to_num().abs().mean()
+
+
+def test_a_forest_of_thousands_of_rows_is_fitted_in_tenths_of_a_second() -> None:
+    rows = torch.rand(3000, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        spent = []
+        for _ in range(3):
+            begun = time.process_time()
+            forest = fit(rows, rows[:, 0], torch.arange(3000) // 6)
+            spent.append(time.process_time() - begun)
+        begun = time.process_time()
+        forest.predict(rows)
+        asked_s = time.process_time() - begun
+    finally:
+        torch.set_num_threads(threads)
+    assert min(spent) < 1.0  # 0.15 s on two quiet cores; this machine may be anything
+    assert asked_s < 0.5
+
+
+def test_the_model_orders_an_unseen_islands_kernels_as_the_machine_does_and_the_bound_does_not() -> None:
+    held_out = SIZES[5]
+    model = learn(timings([one for one in SIZES if one != held_out]), "gemm")
+    assert isinstance(model, CostModel)
+    subject, found = island(*held_out), family(*held_out)
+    times, bounds, guesses = (
+        torch.tensor(one, dtype=torch.float64).log2()
+        for one in (
+            [took_us(subject, one) for one in found],
+            [subject.bound_us(one) for one in found],
+            [guess.us for guess in model.guess(subject, found)],
+        )
+    )
+    alone = torch.zeros(len(found), dtype=torch.long)
+    assert disorder(times, guesses, alone) < 0.5 * disorder(times, bounds, alone)
+
+
+def test_a_machine_that_does_as_the_bound_says_needs_no_model() -> None:
+    exact = [replace(one, us=one.bound_us) for one in timings()]
+    assert isinstance(learn(exact, "gemm"), Unknown)
+
+
+def test_times_that_nothing_explains_are_no_model() -> None:
+    dice = random.Random(5)
+    noise = [replace(one, us=one.bound_us * 2 ** dice.uniform(-0.1, 0.1)) for one in timings()]
+    assert isinstance(learn(noise, "gemm"), Unknown)
+
+
+@pytest.mark.parametrize(("few", "why"), [(timings(SIZES[:5]), "5 islands"), (timings()[:20], "20 timings"), ([], "0 timings")])
+def test_of_too_few_timings_nothing_is_claimed(few: list[Timing], why: str) -> None:
+    found = learn(few, "gemm")
+    assert isinstance(found, Unknown)
+    assert why in found.reason
+
+
+def test_a_family_without_timings_is_unknown() -> None:
+    assert isinstance(learn(timings(), "conv"), Unknown)
+
+
+def test_a_method_that_was_never_measured_has_its_bound_and_no_certainty() -> None:
+    known = [one for one in timings() if one.config["method"] != "packed-f16x3"]
+    model = learn(known, "gemm")
+    assert isinstance(model, CostModel)
+    subject = island(4096, 2048, 4096)
+    strange = [one for one in family(4096, 2048, 4096) if one.config["method"] == "packed-f16x3"]
+    assert {guess.factor for guess in model.guess(subject, strange)} == {math.inf}
+    assert math.isinf(subject.bound_us(Proposal("gemm", {"method": "nonsense"})))
+
+
+def test_disorder_is_none_for_the_right_order_all_for_the_reverse_half_for_no_order() -> None:
+    times, alone = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3, dtype=torch.long)
+    assert [disorder(times, one, alone) for one in (times, -times, torch.ones(3))] == [0.0, 1.0, 0.5]

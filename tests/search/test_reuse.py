@@ -1,0 +1,401 @@
+"""An entry that was found is used, judged first or refused, by who vouches for it and where it was judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config as inductor_config
+
+import torch_cudal1
+from tests.entries import count_runs, entry_for, plant, shifted
+from tests.signing import allow, make_signer, revoking
+from torch_cudal1 import judge
+from torch_cudal1.api.plan import plan
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import CacheMissError, SandboxError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.device.target import compilers, judge_identity
+from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.ir.records import NOT_EAGERS, Accepted, Candidate, Check, Entry, Region, Rejected, Timing, Verdict
+from torch_cudal1.judge.evaluate import baseline_benchmark, evaluator
+from torch_cudal1.search import reuse
+from torch_cudal1.search import tune as tune_module
+from torch_cudal1.search.tune import choose
+from torch_cudal1.store.cache.local_cache import LocalCache, Stored
+from torch_cudal1.store.context import Place, place_for
+
+CPU = torch.device("cpu")
+PASSED = Verdict((Check("numerics", True, 1.0, 2.0),))
+WRONG = Verdict((Check("numerics", False, 9.0, 2.0, "output 0 is off"),))
+
+
+@pytest.fixture
+def region() -> Region:
+    telemetry.reset()
+    with torch.no_grad():
+        (region,) = captured_regions(nn.ReLU().eval(), (torch.randn(4),))
+    return region
+
+
+@dataclass
+class Court:
+    """A judge that accepts everything but the schedules it is told to refuse, and keeps what it was asked."""
+
+    judged: list[tuple[Candidate, judge.Job]] = field(default_factory=list)
+    checked: list[Candidate] = field(default_factory=list)
+    refuses: bool = False
+    verdict: Verdict = PASSED
+    confined: bool = True
+
+    def rank_baselines(self, region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
+        return judge.Ranking(Candidate(region.program, "eager", "baseline"), {"eager": 100.0, "inductor": 110.0}, {})
+
+    def judge(self, region: Region, candidate: Candidate, ranking: judge.Ranking, job: judge.Job) -> judge.Judgement:
+        if job.trust == "foreign" and not self.confined:
+            raise SandboxError("confining", "level 1 is all there is")
+        self.judged.append((candidate, job))
+        if self.refuses:
+            return judge.Judgement(candidate, Rejected("wrong", "numerics"), WRONG)
+        return judge.Judgement(candidate, Accepted(Timing(PASSED, "eager", 50.0, 100.0, 2.0, 2.0, 2.0, 14)), PASSED)
+
+    def check(self, region: Region, candidate: Candidate, job: judge.Job) -> Verdict:
+        self.checked.append(candidate)
+        return self.verdict
+
+
+@pytest.fixture
+def seat(monkeypatch: pytest.MonkeyPatch) -> Court:
+    seat = Court()
+    for name in ("rank_baselines", "judge", "check"):
+        monkeypatch.setattr(judge, name, getattr(seat, name))
+    return seat
+
+
+def stored(region: Region, root: Path, *, origin: str = "rewrites", judged_by: str = "", **changes: Any) -> Entry:
+    """An entry whose Program is visibly not the region's, put into the folder `root`."""
+    entry = entry_for(region, Candidate(shifted(region.program), "eager", origin, ("planted",)), Settings(cache_dir=root))
+    evidence = {**entry.evidence, "attestation": {"judge": judged_by}} if judged_by else entry.evidence
+    entry = replace(entry, evidence=evidence, **changes)
+    assert isinstance(LocalCache(root).put(entry), Stored)
+    return entry
+
+
+def here(folder: Path, **changes: Any) -> Place:
+    """A process whose own cache is empty and that reads `folder`/shared."""
+    settings = {"cache_dir": folder / "own", "read_only_caches": (folder / "shared",), "on_miss": "baseline", **changes}
+    return place_for(CPU, Settings(**settings))
+
+
+def signed(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
+    """A signed entry in `folder`/shared; the settings of a process that allows the key."""
+    stored(region, folder / "shared", **changes)
+    signer = make_signer(folder)
+    assert len(LocalCache(folder / "shared").sign(signer).files) == 1
+    return {"publishers": allow(folder / "publishers.toml", team=signer.public)}
+
+
+# What nobody vouches for -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", ["judge", "signed"])
+def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_is_run(region, seat, tmp_path, trust):
+    stored(region, tmp_path / "shared")
+    choice = choose(region, here(tmp_path, trust=trust))
+    assert (choice.swapped, choice.entry) == (False, None)
+    assert "refused" in choice.reason
+    assert "nobody signed it" in choice.reason
+    assert (seat.judged, seat.checked) == ([], [])
+    (miss,) = [event for event in telemetry.report().events if event.what == "miss"]
+    assert "nobody signed it" in str(miss.facts["reason"])
+    with pytest.raises(CacheMissError, match="nobody signed it"):
+        choose(region, here(tmp_path, trust=trust, on_miss="error"))
+
+
+def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_own(region, seat, tmp_path):
+    stored(region, tmp_path / "shared")
+    choice = choose(region, here(tmp_path, on_miss="tune"))
+    ((candidate, job),) = seat.judged
+    assert (job.trust, candidate.origin, candidate.program) == ("foreign", "elsewhere", shifted(region.program))
+    assert choice.swapped
+    attested = choice.entry.evidence["attestation"]
+    assert set(attested) == {"judge", "tolerance_version", "package", "python", "system"}
+    assert (attested["judge"], attested["tolerance_version"]) == (judge_identity(), choice.entry.contract.version)
+    again = choose(region, here(tmp_path, trust="signed"))
+    assert (again.swapped, len(seat.judged)) == (True, 1)
+    assert telemetry.report().events[-1].facts["vouched_by"] == "this cache"
+
+
+def test_an_unknown_entry_that_the_judge_refuses_does_not_run(region, seat, tmp_path):
+    stored(region, tmp_path / "shared")
+    seat.refuses = True
+    choice = choose(region, here(tmp_path, on_miss="tune"))
+    assert not choice.swapped
+    assert [one["reason"] for one in choice.entry.tried] == ["wrong"]
+
+
+def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat, tmp_path):
+    stored(region, tmp_path / "shared")
+    assert not choose(region, here(tmp_path, on_miss="tune", trust="signed")).swapped
+    assert seat.judged == []
+    assert any(event.what == "refused" and "nobody signed it" in event.facts["reason"] for event in telemetry.report().events)
+
+
+def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_the_search_goes_on(region, seat, tmp_path):
+    stored(region, tmp_path / "shared")
+    seat.confined = False
+    choice = choose(region, here(tmp_path, on_miss="tune"))
+    assert not choice.swapped
+    assert "level 1 is all there is" in choice.entry.tried[0]["reason"]
+
+
+@pytest.mark.parametrize("where", ["own", "shared"])
+def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp_path, where):
+    # Judged under another torch, an entry is used unjudged only if it is a baseline: that must not be a matter of its word.
+    target = replace(here(tmp_path).target, torch="9.9")
+    stored(region, tmp_path / where, origin="baseline", target=target)
+    choice = choose(region, here(tmp_path))
+    assert choice.candidate.program == region.program
+    assert choice.entry is None
+    choose(region, here(tmp_path, on_miss="tune"))
+    (candidate,) = [candidate for candidate, _ in seat.judged]
+    assert candidate.program == shifted(region.program), "it was judged before it ran"
+
+
+def test_a_plan_promises_nothing_from_an_unknown_entry(region, tmp_path):
+    stored(region, tmp_path / "shared")
+    settings = here(tmp_path).settings
+    (row, *_) = plan(nn.ReLU().eval(), (torch.randn(4),), settings).rows
+    assert (row.cached, row.expected_speedup) == (False, 1.0)
+
+
+def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path, monkeypatch):
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        plant(net, x, tmp_path / "shared", change=shifted)
+        runs, expected = count_runs(monkeypatch), net(x)
+        torch_cudal1.accelerate(net, x, cache_dir=tmp_path / "own", read_only_caches=(tmp_path / "shared",), strictness="error")
+        assert torch.equal(net(x), expected)
+    assert runs.total == 0
+    told = torch_cudal1.explain(net)
+    assert "nobody signed it" in " ".join([*told.left_out, *(region.reason for region in told.regions)])
+
+
+# First use of what another machine judged --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("judged_by", ["", "0123456789abcdef"])
+def test_a_signed_entry_is_used_in_production_without_running_a_judge(region, seat, tmp_path, judged_by):
+    choice = choose(region, here(tmp_path, **signed(region, tmp_path, judged_by=judged_by)))
+    assert choice.swapped
+    assert (seat.judged, seat.checked) == ([], [])
+
+
+def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(region, seat, tmp_path, monkeypatch):
+    rules = signed(region, tmp_path, judged_by="0123456789abcdef")
+    for _ in range(3):
+        assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
+    assert (len(seat.checked), seat.judged) == (1, [])
+    monkeypatch.setattr(reuse, "judge_identity", lambda: "f" * 16)
+    choose(region, here(tmp_path, on_miss="tune", **rules))
+    assert len(seat.checked) == 2
+
+
+def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(region, seat, tmp_path):
+    rules = signed(region, tmp_path, judged_by="0123456789abcdef")
+    seat.verdict, seat.refuses = WRONG, True
+    assert not choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
+    assert len(seat.checked) == 1
+    for path in (tmp_path / "own").rglob("*.safetensors"):
+        path.unlink()  # what the search then found
+    later = choose(region, here(tmp_path, **rules))
+    assert not later.swapped
+    assert "wrong on this machine: numerics: output 0 is off" in later.reason
+    assert len(seat.checked) == 1
+
+
+def test_what_this_machine_judged_is_not_checked_again(region, seat, tmp_path):
+    rules = signed(region, tmp_path, judged_by=judge_identity())
+    assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
+    stored(region, tmp_path / "own")
+    assert choose(region, here(tmp_path, on_miss="tune")).swapped
+    assert seat.checked == []
+
+
+def test_a_copied_cache_is_checked_once_although_it_is_the_own_one(region, seat, tmp_path):
+    stored(region, tmp_path / "own", judged_by="0123456789abcdef")
+    for _ in range(2):
+        assert choose(region, here(tmp_path, on_miss="tune")).swapped
+    assert len(seat.checked) == 1
+
+
+def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word(region, seat, tmp_path, monkeypatch):
+    def cannot(*_: object) -> Verdict:
+        raise SandboxError("starting", "no processes left")
+
+    monkeypatch.setattr(judge, "check", cannot)
+    assert choose(region, here(tmp_path, on_miss="tune", **signed(region, tmp_path))).swapped
+
+
+# Revocation --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_path):
+    stored(region, tmp_path / "shared")
+    revoked = revoking(tmp_path / "revoked.toml", program=shifted(region.program).digest)
+    target = replace(here(tmp_path).target, torch="9.9")
+    stored(region, tmp_path / "own", target=target)
+    choice = choose(region, here(tmp_path, on_miss="tune", revoked=revoked))
+    assert not choice.swapped
+    assert seat.judged == []
+    place = here(tmp_path, on_miss="tune", revoked=revoked)
+    from torch_cudal1.search.tune import tune
+
+    entry = tune(region, place, known=[Candidate(shifted(region.program), "eager", "rewrites")])
+    assert [(one["detector"], one["reason"]) for one in entry.tried] == [("revoked", "found wrong")]
+    assert seat.judged == []
+
+
+# The judge itself --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeypatch):
+    started = []
+
+    class Seen(evaluator.Child):
+        def __init__(self, limits: Any, contract: Any) -> None:
+            started.append(limits.trust)
+            super().__init__(limits, contract)
+
+    monkeypatch.setattr(evaluator, "Child", Seen)
+    job = judge.Job(Settings(), here(Path("none")).contract, CPU, trust="foreign")
+    try:
+        with judge.kept_warm():
+            assert not judge.check(region, Candidate(shifted(region.program), "eager", "elsewhere"), job).passed
+    except SandboxError as error:
+        pytest.skip(f"this machine cannot confine strangers: {error}")
+    assert started == ["foreign"]
+
+
+def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
+    stored(region, tmp_path / "shared")
+    monkeypatch.setattr(tune_module, "_schedules", lambda place: ["eager"])
+    monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.2)
+    choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
+    assert not choice.swapped
+    (tried,) = [one for one in choice.entry.tried if one.get("origin") == "elsewhere"]
+    assert tried["decision"] == "rejected"
+    assert tried["detector"] != "timing", "it is wrong, not slow"
+
+
+# What was tuned without Inductor ------------------------------------------------------------------------------------------------
+
+NO_COMPILER = "InductorError: no C++ compiler"
+
+
+@pytest.fixture
+def inductor(seat: Court, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Why Inductor is out of each race from now on; empty it and Inductor runs."""
+    failures: dict[str, str] = {}
+
+    def rank_baselines(region: Region, schedules: Any, job: judge.Job) -> judge.Ranking:
+        medians = {name: 100.0 for name in schedules if name not in failures}
+        out = {name: why for name, why in failures.items() if name in schedules}
+        return judge.Ranking(Candidate(region.program, "eager", "baseline"), medians, out)
+
+    monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
+    monkeypatch.setattr(reuse, "compilers", lambda device_type: f"compilers for {device_type}")
+    return failures
+
+
+def searches(region: Region, place: Place) -> int:
+    """How many searches it takes to choose for the region now."""
+    before = telemetry.report().counters.get("regions_tuned", 0)
+    choose(region, place)
+    return telemetry.report().counters.get("regions_tuned", 0) - before
+
+
+def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(region, seat, inductor, tmp_path):
+    inductor["inductor"] = NO_COMPILER
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    inductor.clear()
+    for on_miss in ("baseline", "error"):
+        served = choose(region, here(tmp_path, on_miss=on_miss))
+        assert served.entry.without_inductor == NO_COMPILER
+        assert served.reason.endswith(f"; tuned without Inductor: {NO_COMPILER}")
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    served = choose(region, here(tmp_path))
+    assert (served.entry.without_inductor, "without Inductor" in served.reason) == ("", False)
+    assert searches(region, here(tmp_path, on_miss="tune")) == 0
+
+
+def test_a_choice_that_is_measured_again_is_the_first_candidate(region, seat, inductor, tmp_path):
+    raced = {"baselines_us": {"eager": 100.0}, "baseline_failures": {"inductor": NO_COMPILER}}
+    entry = stored(region, tmp_path / "own")
+    LocalCache(tmp_path / "own").put(replace(entry, evidence={**entry.evidence, **raced}))
+    assert searches(region, here(tmp_path, on_miss="tune")) == 1
+    assert seat.judged[0][0] == entry.choice
+
+
+def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_change(
+    region, seat, inductor, tmp_path, monkeypatch
+):
+    inductor["inductor"] = NO_COMPILER
+    place = here(tmp_path, on_miss="tune")
+    assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
+    monkeypatch.setattr(reuse, "compilers", lambda device_type: "another one was installed")
+    assert [searches(region, place) for _ in range(4)] == [1, 1, 0, 0]
+
+
+def test_without_any_compiler_one_search_is_enough_until_there_is_one(region, seat, inductor, tmp_path, monkeypatch):
+    inductor["inductor"] = NO_COMPILER
+    place = here(tmp_path, on_miss="tune")
+    monkeypatch.setattr(reuse, "compilers", lambda device_type: "")
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    monkeypatch.setattr(reuse, "compilers", lambda device_type: "one was installed")
+    inductor.clear()
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ""
+
+
+@pytest.mark.parametrize(("why", "settings"), [(NOT_EAGERS, {}), (NO_COMPILER, {"without": ("compile",)})])
+def test_what_another_search_would_not_change_is_not_searched_again(region, seat, inductor, tmp_path, why, settings):
+    inductor["inductor"] = why
+    place = here(tmp_path, on_miss="tune", **settings)
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ("the search left it out" if settings else why)
+
+
+def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(region, seat, inductor, tmp_path):
+    assert searches(region, here(tmp_path, on_miss="tune", without=("compile",))) == 1
+    place = here(tmp_path, on_miss="tune")
+    assert [searches(region, place) for _ in range(2)] == [1, 0]
+    assert choose(region, place).entry.without_inductor == ""
+
+
+def test_the_compilers_are_told_by_what_is_installed(tmp_path, monkeypatch):
+    def now() -> list[str]:
+        compilers.cache_clear()
+        return [compilers("cpu"), compilers("cuda")]
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    try:
+        with inductor_config.patch({"cpp.cxx": (None, "g++")}):  # pytest's own patch would delete the option when it is undone
+            assert now() == ["", ""]
+            for name in ("g++", "other", "gcc"):
+                (tmp_path / name).write_text("#!/bin/sh")
+                (tmp_path / name).chmod(0o755)
+            first, for_gpu = now()
+            assert "" not in (first, for_gpu)
+            assert first != for_gpu
+            (tmp_path / "g++").unlink()
+            assert now() == ["", for_gpu]
+            (tmp_path / "g++").symlink_to(tmp_path / "other")
+            assert first not in now()
+    finally:
+        compilers.cache_clear()

@@ -1,0 +1,289 @@
+"""`purge --unused`: what nothing leads to goes, what is in use or not understood stays, and nothing outside is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.signing import make_signer
+from tests.store.bundles import KEY, bundle_of, filled
+from tests.store.conftest import HERE, make_entry
+from torch_cudal1.__main__ import main
+from torch_cudal1.cli.commands.doctor import _cache
+from torch_cudal1.cli.view import text
+from torch_cudal1.ir.records import Miss
+from torch_cudal1.store.bundle.imported import import_bundle, imported_bundles
+from torch_cudal1.store.cache.build_files import Kept, built_home, built_path, kept_under, versions_name
+from torch_cudal1.store.cache.files import NotStored, Stored, read_file, write_file
+from torch_cudal1.store.cache.gc import compiled, remove, unused
+from torch_cudal1.store.cache.local_cache import LocalCache
+
+COMMITS = {name: name * 40 for name in "abc"}
+
+
+def imported(tmp_path: Path, cache: LocalCache, name: str) -> Path:
+    return import_bundle(bundle_of(cache, tmp_path / f"{name}.bundle"), tmp_path / "cache").root
+
+
+def named(cache_dir: Path, hub: str = "") -> set[Path]:
+    return {one.path for one in unused(cache_dir, hub)}
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """A repository's folder with three commits, of which one is pinned."""
+    repository = tmp_path / "cache" / "hub" / "huggingface.co" / "team--kernels"
+    for commit in COMMITS.values():
+        LocalCache(repository / commit / "targets" / "x").put(make_entry())
+    pin(repository, "main", COMMITS["a"])
+    return repository
+
+
+def pin(repository: Path, revision: str, commit: str) -> Path:
+    path = repository / "pins" / f"{revision}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"repo": "team/kernels", "revision": revision, "commit": commit}))
+    return path
+
+
+def test_an_import_that_a_later_one_contains_goes(tmp_path: Path) -> None:
+    cache = filled(tmp_path / "made")
+    old = imported(tmp_path, cache, "old")
+    assert named(tmp_path / "cache") == set()
+    cache.put(make_entry(region_key="12" * 32))
+    new = imported(tmp_path, cache, "new")
+    assert named(tmp_path / "cache") == {old}
+    assert imported_bundles(tmp_path / "cache") == (new, old)
+
+
+def test_an_import_with_one_file_more_stays(tmp_path: Path) -> None:
+    imported(tmp_path, filled(tmp_path / "made"), "old")
+    fewer = LocalCache(tmp_path / "fewer")
+    fewer.put(make_entry())
+    imported(tmp_path, fewer, "new")
+    assert named(tmp_path / "cache") == set()
+
+
+@pytest.mark.parametrize("change", ["torch", "sku"])
+def test_an_import_for_another_torch_or_device_replaces_nothing(tmp_path: Path, change: str) -> None:
+    for name in ("old", "new"):
+        cache = LocalCache(tmp_path / name)
+        cache.put(make_entry(target=dataclasses.replace(HERE, **{change: name})))
+        imported(tmp_path, cache, name)
+    assert named(tmp_path / "cache") == set()
+
+
+def test_an_unsigned_import_does_not_replace_a_signed_one(tmp_path: Path) -> None:
+    signed, unsigned = LocalCache(tmp_path / "signed"), LocalCache(tmp_path / "unsigned")
+    signed.put(make_entry())
+    unsigned.put(make_entry(region_name="judged again"))
+    assert not signed.sign(make_signer(tmp_path)).failed
+    first = imported(tmp_path, signed, "signed")
+    second = imported(tmp_path, unsigned, "unsigned")
+    assert named(tmp_path / "cache") == set()
+    import_bundle(tmp_path / "signed.bundle", tmp_path / "cache")  # the latest again
+    assert named(tmp_path / "cache") == {second}
+    assert first.is_dir()
+
+
+def test_commits_without_a_pin_go_and_the_pinned_one_stays(mirror: Path, tmp_path: Path) -> None:
+    assert named(tmp_path / "cache") == {mirror / COMMITS["b"], mirror / COMMITS["c"]}
+    pin(mirror, "v2", COMMITS["b"])
+    assert named(tmp_path / "cache") == {mirror / COMMITS["c"]}
+    assert named(tmp_path / "cache", hub=f"team/kernels@{COMMITS['c']}") == set()
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"commit"'])
+def test_where_a_pin_cannot_be_read_no_commit_goes(mirror: Path, tmp_path: Path, damage: str) -> None:
+    (mirror / "pins" / "main.json").write_text(damage)
+    assert named(tmp_path / "cache") == set()
+
+
+def test_the_command_says_what_would_go_and_does_it_with_yes(
+    mirror: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["purge", "--unused", "--cache-dir", str(tmp_path / "cache"), "--json"]
+    for dry in ([], ["--dry-run"]):
+        assert main([*command, *dry]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (len(told["would_delete"]), told["deleted"], told["freed_bytes"]) == (2, [], 0)
+        assert (mirror / COMMITS["b"]).is_dir()
+    size = sum(path.stat().st_size for name in "bc" for path in (mirror / COMMITS[name]).rglob("*") if path.is_file())
+    assert main([*command, "--yes"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["deleted"]), told["freed_bytes"]) == (2, size)
+    assert sorted(path.name for path in mirror.iterdir() if len(path.name) == 40) == [COMMITS["a"]]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["would_delete"] == []
+
+
+def test_what_a_pull_is_just_filling_stays(mirror: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(mirror / "pull.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert "somebody may be at work there" in capsys.readouterr().err
+    assert (mirror / COMMITS["b"]).is_dir()
+
+
+def test_links_are_neither_followed_nor_deleted(mirror: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (mirror / ("d" * 40)).symlink_to(tmp_path / "precious")
+    (mirror / COMMITS["b"] / "inside").symlink_to(tmp_path / "precious")
+    assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert not (mirror / COMMITS["b"]).exists()
+    assert (tmp_path / "precious" / "file").exists()
+    assert (mirror / ("d" * 40)).is_symlink()
+
+
+def test_what_killed_processes_left_goes_too(mirror: Path, tmp_path: Path) -> None:
+    imported(tmp_path, filled(tmp_path / "made"), "one")
+    left = [tmp_path / "cache" / "imported" / name for name in (".incoming-" + "0" * 64, ".old-x", ".purged-y")]
+    for folder in (*left, mirror / ".purged-z"):
+        folder.mkdir()
+    assert named(tmp_path / "cache") >= {*left, mirror / ".purged-z"}
+    assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert named(tmp_path / "cache") == set()
+    assert len(imported_bundles(tmp_path / "cache")) == 1
+
+
+def test_a_folder_that_cannot_be_deleted_is_told(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, to: Path) -> None:
+        raise PermissionError(13, "read-only", str(path))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert "stays: PermissionError" in capsys.readouterr().err
+
+
+def test_nothing_beside_it_may_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["purge", "--unused", KEY, "--cache-dir", str(tmp_path)]) == 2
+    assert "nothing beside it" in capsys.readouterr().err
+
+
+# Compiled kernels ---------------------------------------------------------------------------------------------------------------
+
+FILES = ("ab/abcd.safetensors", "ab/abce.json")
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    """A cache's compiled kernels: of the versions here, of others, and some left by a purge that was killed."""
+    home = built_home(tmp_path / "cache")
+    for name in (versions_name(), "0.1.0-torch2.0-triton2.0-0123", ".purged-0.0.9"):
+        for file in FILES:
+            (home / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / name / file).write_bytes(name.encode())
+    return home
+
+
+def left_in(home: Path) -> set[str]:
+    return {path.name for path in home.iterdir() if path.is_dir()}
+
+
+def test_kernels_of_other_versions_go_and_those_that_a_search_here_takes_stay(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["purge", "--unused", "--cache-dir", str(tmp_path / "cache"), "--json"]
+    assert main(command) == 0
+    assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
+    assert len(left_in(kernels)) == 3
+    assert main([*command, "--yes"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(".purged-0.0.9")
+    assert left_in(kernels) == {versions_name()}
+    assert main([*command, "--yes"]) == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == []
+
+
+def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(kernels: Path, tmp_path: Path) -> None:
+    cache = LocalCache(tmp_path / "cache")
+    cache.put(make_entry())
+    for some in (["--broken"], [KEY]):
+        assert main(["purge", *some, "--yes", "--cache-dir", str(cache.root)]) == 0
+        assert len(left_in(kernels)) == 3
+    assert main(["purge", "--cache-dir", str(cache.root)]) == 0
+    assert len(left_in(kernels)) == 3
+    assert main(["purge", "--yes", "--cache-dir", str(cache.root)]) == 0
+    assert left_in(kernels) == set()
+
+
+def test_purge_of_everything_takes_measured_times_and_what_a_killed_one_left_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("timings", ".purged-timings", "timings-of-somebody"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0123.jsonl").write_text("{}")
+    assert main(["purge", "--json", "--cache-dir", str(tmp_path)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
+    assert (tmp_path / "timings" / "0123.jsonl").exists()
+    assert main(["purge", "--yes", "--cache-dir", str(tmp_path)]) == 0
+    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} & {"timings", ".purged-timings"} == set()
+    assert (tmp_path / "timings-of-somebody" / "0123.jsonl").exists()
+
+
+def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, to: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert main(["purge", "--yes", "--cache-dir", str(tmp_path / "cache"), "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.err.count("stays: OSError: [Errno 30]") == 3
+    assert json.loads(told.out)["deleted"] == []
+    assert len(left_in(kernels)) == 3
+
+
+def test_kernels_that_another_purge_is_at_stay(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(kernels / ".purge.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert capsys.readouterr().err.count(" stays: somebody may be at work there: ") == 2
+    assert len(left_in(kernels)) == 3
+
+
+def test_two_purges_at_once_are_both_right(kernels: Path, tmp_path: Path) -> None:
+    found = list(compiled(tmp_path / "cache"))
+    assert [remove(one) for one in found] == [""] * 3
+    assert [remove(one) for one in found] == [""] * 3, "the other one was first"
+
+
+def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) -> None:
+    cache, data = tmp_path / "cache", b"machine code" * 500
+    paths = [built_path(cache, f"{number:064x}") for number in range(200)]
+
+    def search() -> list[Stored | NotStored | bytes | Miss]:
+        return [answer for path in paths for answer in (write_file(path, data), read_file(path, 1 << 20))]
+
+    with ThreadPoolExecutor() as pool:
+        work, purged = pool.submit(search), 0
+        while not work.done():
+            purged += sum(remove(one) == "" for one in compiled(cache))
+    answers = work.result()
+    assert purged > 1
+    assert {type(one) for one in answers[0::2]} <= {Stored, NotStored}, "a purge after each step may refuse a writer, not stop it"
+    assert [one for one in answers[1::2] if one not in (data, Miss("absent"))] == [], "no half file"
+    assert [one for one in search() if isinstance(one, (NotStored, Miss))] == [], "what was purged is kept again"
+    assert kept_under(cache) == Kept(len(paths), len(paths) * len(data))
+    assert left_in(built_home(cache)) == {versions_name()}
+
+
+def test_list_and_doctor_say_how_much_the_kernels_take(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCache(tmp_path / "cache").put(make_entry())
+    assert main(["list", "--json", "--cache-dir", str(tmp_path / "cache")]) == 0
+    size = sum(path.stat().st_size for path in kernels.rglob("*") if path.is_file())
+    assert json.loads(capsys.readouterr().out)["compiled"] == {"count": 6, "size_bytes": size}
+    told = _cache(tmp_path / "cache").what
+    assert "cache: 1 entry, " in told
+    assert f"; 6 compiled kernels kept for later searches, {text.size(size)}" in told

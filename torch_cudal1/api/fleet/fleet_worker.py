@@ -1,0 +1,103 @@
+"""One worker of a warm-up: `python -m torch_cudal1.api.fleet.fleet_worker FD`. It is told an order, then tasks, and answers each.
+
+Lines of JSON: the order and the tasks come on stdin, what it says and answers goes to the descriptor FD; what a user's file prints
+goes to the log, which is shown if the worker dies. It ends when stdin ends, or on SIGTERM, with every judge process that it
+started. It runs the user's own targets, as `cudal1 warmup` does, and decides by `warm_up` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch_cudal1.api.fleet.task import Answer, Order, Task, seen_of
+from torch_cudal1.api.recording.replay import in_mode, recorded_calls
+from torch_cudal1.api.targets import Loaded, load, try_call
+from torch_cudal1.api.warmup import warm
+from torch_cudal1.core.errors import TargetError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.store.recording_file import ReadBack
+
+__all__ = ["main", "perform"]
+
+_GRACE_S = 10.0  # to end judge processes in, once nobody waits for answers
+
+
+def perform(order: Order, task: Task, say: Callable[[str, float | None], None]) -> Answer:
+    """Warm one task in this process. What fails is part of the answer; only what ends the process is not."""
+    settings = order.settings.but(on_miss="tune")
+    try:
+        (loaded,) = load(task.target, device=order.device)
+        try_call(loaded)
+        if task.signature:
+            return _at_recorded_form(task, loaded, settings, say)
+    except TargetError as error:
+        return Answer(task, unusable=str(error))
+    return Answer(task, warm(loaded, settings, progress=say, training=order.training))
+
+
+def _at_recorded_form(task: Task, loaded: Loaded, settings: Settings, say: Callable[[str, float | None], None]) -> Answer:
+    """The target as production called it, in the modes of that call. Raises TargetError where it never did."""
+    try:
+        (call,) = recorded_calls(loaded, ReadBack((seen_of(task.signature),), ()))
+    except (ValueError, TypeError, LookupError) as error:
+        if isinstance(error, TargetError):
+            raise
+        raise TargetError(task.label, f"its signature is no line of a recording ({type(error).__name__}: {error})") from error
+    if call.problem:
+        raise TargetError(task.label, call.problem)
+    with in_mode(call):
+        return Answer(task, warm(call.loaded, settings, progress=say, training=call.mode.grad))
+
+
+def main(descriptor: int) -> int:
+    """Serve until stdin ends."""
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle: it ends its workers
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+
+        def write(value: Any) -> None:
+            print(json.dumps(value), file=out, flush=True)
+
+        order: Order | None = None
+        while (line := lines.get()) is not None:
+            told = json.loads(line)
+            if order is None:
+                os.sched_setaffinity(0, told["cores"])
+                order = Order.from_json(told["order"])
+                write({"ready": True})
+                continue
+            task = Task(told["target"], told["signature"])
+            answer = perform(order, task, lambda what, fraction: write({"say": [what, fraction]}))
+            write({"answer": answer.to_json()})
+    return 0
+
+
+def _listen(lines: queue.Queue[str | None]) -> None:
+    """Read ahead, so that the end of stdin is seen during a task. Python's own stdin has a lock that exiting would wait for."""
+    rest = b""
+    while data := os.read(0, 1 << 16):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            lines.put(line.decode())
+    lines.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)
+    os._exit(1)  # a call into a library that does not return
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

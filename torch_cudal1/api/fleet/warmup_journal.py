@@ -1,0 +1,93 @@
+"""Which tasks of a warm-up are finished, so that one that was interrupted or killed goes on where it was.
+
+One JSON line a finished task, appended and synced; a torn or foreign line is passed over. A line counts only while every entry
+that it names can still be read from the cache. When all tasks are finished the file is deleted: it remembers an unfinished run and
+nothing else, so warming the same targets again always asks the cache. It cannot see that a file which a target imports has
+changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from torch_cudal1.api.fleet.task import Answer, Order, Task
+from torch_cudal1.core.version import __version__
+from torch_cudal1.device.target import triton_version
+from torch_cudal1.ir.program import canonical_json
+from torch_cudal1.ir.records import Miss
+from torch_cudal1.store.cache.entry_file import decode_entry
+from torch_cudal1.store.cache.files import read_file
+
+__all__ = ["Journal", "journal_for"]
+
+_LIMIT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The finished tasks of one warm-up, in a file."""
+
+    path: Path
+    caches: tuple[Path, ...]  # where the entries of a finished task must still lie
+
+    def finished(self, tasks: Sequence[Task]) -> dict[Task, Answer]:
+        """The answers of those of `tasks` that an earlier run finished and whose entries are still there."""
+        data = read_file(self.path, _LIMIT_BYTES)
+        known: dict[str, Answer] = {}
+        for line in [] if isinstance(data, Miss) else data.splitlines():
+            try:
+                told = json.loads(line)
+                known[told["task"]] = Answer.from_json(told["answer"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a kill tore it
+        found = {task: known[task.identity] for task in tasks if task.identity in known}
+        return {task: replace(answer, resumed=True) for task, answer in found.items() if self._still_stored(answer)}
+
+    def add(self, answer: Answer) -> str:
+        """Remember a finished task; why not, or "" when it is on the disk."""
+        line = json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self.path, "ab") as file:  # O_APPEND: lines of two runs do not mix
+                file.write(b"\n" + line.encode() if self._torn() else line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            return f"{self.path} cannot be written, so an interrupted warm-up would begin anew: {type(error).__name__}: {error}"
+        return ""
+
+    def close(self) -> None:
+        """All is finished."""
+        self.path.unlink(missing_ok=True)
+
+    def _torn(self) -> bool:
+        data = read_file(self.path, _LIMIT_BYTES)
+        return not isinstance(data, Miss) and bool(data) and not data.endswith(b"\n")
+
+    def _still_stored(self, answer: Answer) -> bool:
+        return all(any(_whole(path) for root in self.caches for path in _files_of(root, key)) for key in answer.keys)
+
+
+def _files_of(root: Path, key: str) -> list[Path]:
+    return list(root.glob(f"v1/*/*/{key[:2]}/{key}.safetensors")) if key.isalnum() else []
+
+
+def _whole(path: Path) -> bool:
+    data = read_file(path, _LIMIT_BYTES)
+    return not isinstance(data, Miss) and not isinstance(decode_entry(data), Miss)
+
+
+def journal_for(order: Order, tasks: Sequence[Task]) -> Journal:
+    """The journal of these tasks under this order, with the versions that decisions depend on."""
+    versions = [__version__, torch.__version__, triton_version()]
+    what = [versions, order.to_json(), sorted(task.identity for task in tasks)]
+    name = hashlib.sha256(canonical_json(what).encode()).hexdigest()[:32]
+    settings = order.settings
+    return Journal(settings.cache_dir / "warmup" / f"{name}.jsonl", (settings.cache_dir, *settings.read_only_caches))

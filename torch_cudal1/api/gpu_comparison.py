@@ -1,0 +1,224 @@
+"""What a workload costs on each GPU type, from the evidence of cached decisions, and from prices where the user gives them.
+
+Every decision was timed where it was judged, so a cache that was filled on several GPU types can be asked what a call costs on
+each: published work on serving with mixed GPUs (Melange, arXiv:2404.14527) shows that the cheapest type depends on the workload.
+Nothing is measured or run here, and nothing is guessed: where a decision is missing for a type, its row says so and has no time.
+Times are those of the regions; what a module does around them, and several calls side by side, are not in them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ir.cost import ROOFLINES, estimate
+from torch_cudal1.ir.program import Alloc, Arg, Aten, Call, Program, Step, TensorSpec
+from torch_cudal1.ir.records import Entry, Region, Target
+
+__all__ = ["Comparison", "HardwareRow", "Load", "Price", "Prices", "compare", "moved", "read_prices"]
+
+_LIMIT_BYTES = 1 << 20
+_FIELDS = {"price_per_hour", "watts"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A part of the workload: regions that one call runs one after the other, and how often it is called."""
+
+    name: str
+    regions: tuple[Region, ...]
+    calls: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.regions or not 0 < self.calls < math.inf:
+            raise ValueError(f"load {self.name!r} has {len(self.regions)} regions and {self.calls} calls; expected some of both")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a GPU of a type costs; None where the user did not say."""
+
+    per_hour: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by the GPU's name as the driver tells it ("NVIDIA H200"), in one currency."""
+
+    of: Mapping[str, Price] = field(default_factory=dict)
+    currency: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareRow:
+    """One GPU type. `us_per_call` is the mean over the workload's calls, None unless every region has a timed decision there.
+
+    - share_decided: the share of the workload's estimated time whose regions have a timed decision on this type, 0 to 1.
+    - gain: the same workload under the best baselines over `us_per_call`, None where that was not measured.
+    - cost_per_million, kwh_per_million: of a million calls one after the other; None without a time or a price.
+    - missing: what would have to be known, one sentence each.
+    """
+
+    hardware: str
+    family: str
+    us_per_call: float | None
+    share_decided: float
+    gain: float | None
+    cost_per_million: float | None
+    kwh_per_million: float | None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All GPU types, the cheapest first (the fastest where no price is known), and those without a time last."""
+
+    workload: tuple[str, ...]
+    rows: tuple[HardwareRow, ...]
+    currency: str = ""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What a decision says of a call of its region."""
+
+    us: float
+    baseline_us: float | None
+
+
+def compare(loads: Sequence[Load], entries: Iterable[Entry], prices: Prices = Prices()) -> Comparison:
+    """The rows of every GPU type that `entries` or `prices` name. Of several decisions for a region the newest counts."""
+    found: dict[Target, dict[str, Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.created, entry.choice.digest)):
+        kind = replace(entry.target, driver="", torch="", triton="")
+        if kind.device == "cuda":
+            found.setdefault(kind, {})[entry.region_key] = entry
+    rows = [_row(kind, loads, own, prices.of.get(kind.sku, Price())) for kind, own in found.items()]
+    rows += [_unknown(name) for name in prices.of if name not in {kind.sku for kind in found}]
+    by_price = any(row.cost_per_million is not None for row in rows)
+
+    def order(row: HardwareRow) -> tuple[float, float, str]:
+        money = row.cost_per_million if row.cost_per_million is not None else math.inf
+        time = row.us_per_call if row.us_per_call is not None else math.inf
+        return (money if by_price else time, time, row.hardware)
+
+    total = sum(load.calls for load in loads)
+    named = tuple(f"{load.name}: {load.calls / total:.0%} of the calls" for load in loads)
+    return Comparison(workload=named, rows=tuple(sorted(rows, key=order)), currency=prices.currency)
+
+
+def read_prices(path: Path) -> Prices:
+    """The prices in a JSON file: {"currency": "EUR", "NVIDIA H200": {"price_per_hour": 3.5, "watts": 700}, ...}; both are optional.
+
+    Raises SettingError for anything else, with what was expected.
+    """
+    expected = '{"NVIDIA H200": {"price_per_hour": 3.5, "watts": 700}, "currency": "EUR"} with numbers above 0'
+    try:
+        data = json.loads(path.read_bytes()[:_LIMIT_BYTES])
+        currency = data.pop("currency", "")
+        of = {name: _price(given) for name, given in data.items()}
+    except OSError as error:
+        raise SettingError("prices", str(path), f"a file that can be read ({error.strerror})") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingError("prices", str(path), f"{expected}; found: {error}") from error
+    if not isinstance(currency, str):
+        raise SettingError("prices", str(path), f"a currency that is text; found: {currency!r}")
+    return Prices(of, currency)
+
+
+def moved(program: Program, device: str) -> Program:
+    """`program` as it would be on another device type: what a module that was captured here would be there.
+
+    PyTorch takes some operators apart differently on a GPU (attention, some normalisations); such a region has another key there.
+    """
+
+    def argument(arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(map(argument, arg))
+        return torch.device(device) if isinstance(arg, torch.device) else arg
+
+    def placed(spec: TensorSpec) -> TensorSpec:
+        return replace(spec, device=device)
+
+    def step(one: Step) -> Step:
+        if isinstance(one, Aten):
+            return replace(one, args=argument(one.args), kwargs=tuple((name, argument(arg)) for name, arg in one.kwargs))
+        if isinstance(one, Alloc):
+            return replace(one, spec=placed(one.spec))
+        return replace(one, program=moved(one.program, device)) if isinstance(one, Call) else one
+
+    return replace(program, inputs=tuple(map(placed, program.inputs)), steps=tuple(map(step, program.steps)))
+
+
+def _row(kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], price: Price) -> HardwareRow:
+    calls = sum(load.calls for load in loads)
+    us, before, decided, whole = 0.0, 0.0, 0.0, 0.0
+    missing: list[str] = []
+    for load in loads:
+        for region in load.regions:
+            program = region.program if region.program.device == kind.device else moved(region.program, kind.device)
+            share = load.calls / calls * ROOFLINES[kind.device].seconds(estimate(program))
+            timed = _timed(entries.get(program.digest))
+            whole += share
+            if isinstance(timed, str):
+                missing.append(f"{load.name}, {region.name or region.kind}: {timed}")
+                continue
+            decided += share
+            us += load.calls / calls * timed.us
+            before = math.nan if timed.baseline_us is None else before + load.calls / calls * timed.baseline_us
+    known = None if missing else us
+    missing += [] if missing or price.per_hour is not None else ["no price was given (--prices)"]
+    return HardwareRow(
+        hardware=kind.sku,
+        family=kind.family,
+        us_per_call=known,
+        share_decided=decided / whole if whole else 0.0,
+        gain=None if known is None or math.isnan(before) or not us else before / us,
+        cost_per_million=None if known is None or price.per_hour is None else known / 3600 * price.per_hour,
+        kwh_per_million=None if known is None or price.watts is None else known / 3600 * price.watts / 1000,
+        missing=tuple(missing),
+    )
+
+
+def _timed(entry: Entry | None) -> _Timed | str:
+    """A call's microseconds under the decision, or why they are not known."""
+    if entry is None:
+        return "no decision; run `cudal1 warmup` there"
+    baselines, timing = _object(entry.evidence.get("baselines_us")), _object(entry.evidence.get("timing"))
+    if entry.choice.origin == "baseline":
+        us = _positive(baselines.get(entry.choice.schedule))
+        return _Timed(us, us) if us else "decided, but never timed alone (a training step is measured as a whole)"
+    us = _positive(timing.get("candidate_us"))
+    return _Timed(us, _positive(timing.get("baseline_us"))) if us else "decided, but never timed alone"
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _positive(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if number else None
+
+
+def _unknown(name: str) -> HardwareRow:
+    missing = ("a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",)
+    none = dict.fromkeys(("us_per_call", "gain", "cost_per_million", "kwh_per_million"))
+    return HardwareRow(hardware=name, family="", share_decided=0.0, missing=missing, **none)
+
+
+def _price(given: Any) -> Price:
+    if not isinstance(given, dict) or not set(given) <= _FIELDS or not given:
+        raise ValueError(f"{given!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
+    for name, value in given.items():
+        if _positive(value) is None:
+            raise ValueError(f"{name} {value!r}")
+    return Price(given.get("price_per_hour"), given.get("watts"))

@@ -1,0 +1,319 @@
+"""Notes which forms of calls production makes, and how often, for a later warm-up: `cudal1.record(path)`, or the setting `record`.
+
+Counted are the calls of accelerated modules and of graphs that the backend compiled while a recording ran, by form: dtypes, shapes,
+strides, devices, grad mode, train or eval, autocast, and flags and numbers among the arguments. Never written: values of tensors,
+weights, texts. Not counted: calls inside `disabled()`, under a tracer, and those that no kernel could serve by their kind.
+
+A call of a known form costs one addition, on the quick way one in C++ that is made anyway; the first of a form is described, which
+takes tens of microseconds. A thread writes every few seconds: each new form, and counts whenever they have doubled, so that a file
+grows with the forms and hardly with the calls; a process that is killed loses at the most the younger half of its counts.
+At most 4,096 forms a process are kept; what comes beyond them is not recorded, and the report says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.call_signature import FormError, describe
+from torch_cudal1.graph.capture import is_dynamic, lifted_parameters
+from torch_cudal1.graph.graph_digest import graph_outline
+from torch_cudal1.ir.program import canonical_json
+from torch_cudal1.store.cache.files import NotStored
+from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, Mode, Seen, append
+
+__all__ = ["Counter", "Tally", "count_graph", "identity_of", "is_on", "keep", "note_call", "record", "watch"]
+
+_MAX_FORMS = 4096
+_PERIOD_S = 5.0
+
+_lock = threading.RLock()
+_counters: dict[Seen, Counter] = {}
+_active: list[record] = []
+_kept: dict[Path, record] = {}
+_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+
+
+class Watched(Protocol):
+    """Somebody who counts calls by itself."""
+
+    def begin_counting(self) -> None:
+        """Let every form pass where it can be noted once."""
+
+    def bring_counts(self) -> None:
+        """Add what was counted since the last time to the counters."""
+
+
+@dataclass
+class Counter:
+    """How often a form came; the count only grows."""
+
+    calls: int = 0
+
+
+@dataclass(eq=False)
+class record:  # a verb to its users: `with cudal1.record(path):`
+    """Append to `path` what the process calls, from `start()` to `stop()`, or inside a `with` block.
+
+    The file is made if it is not there; any number of processes may write to one. What the file system refuses, and a file that has
+    reached its limit of 16 MiB, cost the record and nothing else: `report()` says so.
+    """
+
+    path: Path
+    _written: dict[Seen, int] = field(default_factory=dict, repr=False)
+    _before: dict[Seen, int] = field(default_factory=dict, repr=False)
+    _thread: threading.Thread | None = field(default=None, repr=False)
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.path).expanduser().absolute()
+
+    def start(self) -> record:
+        """Begin; without effect while it runs."""
+        with _lock:
+            if self in _active:
+                return self
+            _prepare_for_forks()
+            for watched in list(_watched):
+                watched.bring_counts()
+                watched.begin_counting()
+            self._before = {form: counter.calls for form, counter in _counters.items()}
+            self._written, self._ended = {}, threading.Event()
+            _active.append(self)
+            self._go()
+        return self
+
+    def stop(self) -> None:
+        """Write what is not yet written, and end; without effect when it does not run."""
+        with _lock:
+            if self not in _active:
+                return
+            self._ended.set()
+            self._write(everything=True)
+            _active.remove(self)
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> record:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _go(self) -> None:
+        self._thread = threading.Thread(target=self._run, args=(self._ended,), name="cudal1-record", daemon=True)
+        self._thread.start()
+
+    def _run(self, ended: threading.Event) -> None:
+        while not ended.wait(_PERIOD_S):
+            with _lock:
+                if not ended.is_set():
+                    self._write(everything=False)
+
+    def _write(self, *, everything: bool) -> None:
+        """Append what is new: whole at the end, before that only forms whose count has doubled since it was written."""
+        for watched in list(_watched):
+            watched.bring_counts()
+        lines = []
+        for form, counter in _counters.items():
+            written = self._written.get(form, 0)
+            fresh = counter.calls - self._before.get(form, 0) - written
+            if fresh > 0 and (everything or fresh >= written):
+                lines.append(replace(form, calls=fresh))
+        if not lines:
+            return
+        stored = append(self.path, lines)
+        for line in lines:  # lost lines are not tried again: a full disk would be asked for ever
+            form = replace(line, calls=0)
+            self._written[form] = self._written.get(form, 0) + line.calls
+        if isinstance(stored, NotStored):
+            telemetry.record("record", "not_stored", reason=stored.reason, lines=len(lines))
+
+    def _after_fork(self) -> None:
+        """In a child: what the parent counted is the parent's to write, and threads do not survive."""
+        self._before, self._written = {form: counter.calls for form, counter in _counters.items()}, {}
+        self._ended = threading.Event()
+        self._go()
+
+
+def is_on() -> bool:
+    """Whether any recording runs."""
+    return bool(_active)
+
+
+def keep(path: Path | None) -> None:
+    """Record into `path` until the process ends; None asks for nothing. What the setting `record` does."""
+    if path is None:
+        return
+    with _lock:
+        if path not in _kept:
+            if not _kept:
+                atexit.register(_end)
+            _kept[path] = record(path).start()
+
+
+def watch(watched: Watched) -> None:
+    """Ask `watched` for its counts from now on, for as long as it lives."""
+    with _lock:
+        _watched.add(watched)
+
+
+def note_call(module: nn.Module, identity: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counter | None:
+    """The counter of calls of this form, in the present modes; None where there is no form, or no room for one more."""
+    mode = Mode(torch.is_grad_enabled(), module.training, _autocast())
+    try:
+        form = describe((args, kwargs))
+    except FormError:
+        return None
+    return _counter(Seen("module", type(module).__qualname__, identity, canonical_json(form), mode))
+
+
+def count_graph(call: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """`call`, compiled from `graph` of the backend, counted. Whether a module is in train or eval mode is not seen here.
+
+    Named are the tensors among the arguments of the user's function, by Dynamo's name for them; weights are left out. A graph with
+    dynamic shapes is counted by the shapes that come, at a few microseconds a call.
+    """
+    weights, outline = lifted_parameters(graph), graph_outline(graph)
+    names = [_argument(node.name) for node in graph.graph.nodes if node.op == "placeholder"]
+    given = {i: name for i, name in enumerate(names) if i not in weights and isinstance(inputs[i], torch.Tensor)}
+    given = {i: name for i, name in given.items() if not name.startswith("self_")}  # a number that the module holds
+    mode = Mode(torch.is_grad_enabled(), False, _autocast())
+
+    def counter_of(items: Sequence[Any]) -> Counter | None:
+        form = describe({name: items[i] for i, name in given.items()})
+        return _counter(Seen("graph", "graph", outline, canonical_json(form), mode))
+
+    if is_dynamic(inputs):
+        return _counted_by_shape(call, tuple(given), counter_of)
+    counter = counter_of(inputs)
+    if counter is None:
+        return call
+
+    def counted(*args: Any) -> Any:
+        counter.calls += 1
+        return call(*args)
+
+    return counted
+
+
+def _counted_by_shape(
+    call: Callable[..., Any], tensors: tuple[int, ...], counter_of: Callable[[Sequence[Any]], Counter | None]
+) -> Callable[..., Any]:
+    known: dict[Any, Counter | None] = {}
+
+    def counted(*args: Any) -> Any:
+        shapes = tuple((args[i].shape, args[i].stride()) for i in tensors)
+        if shapes not in known and len(known) < _MAX_FORMS:
+            known[shapes] = counter_of(args)
+        if (counter := known.get(shapes)) is not None:
+            counter.calls += 1
+        return call(*args)
+
+    return counted
+
+
+def identity_of(module: nn.Module) -> str:
+    """What makes two modules the same for a recording: class, and names, shapes and types of weights; no values."""
+    weights = [[name, str(t.dtype), list(t.shape)] for name, t in (*module.named_parameters(), *module.named_buffers())]
+    return hashlib.sha256(canonical_json([type(module).__qualname__, weights]).encode()).hexdigest()[:16]
+
+
+class Tally:
+    """The counters of one module's calls. It counts the slow way's itself, and is told what the quick way served."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._identity = weakref.ref(module), ""
+        self._counters: dict[Any, Counter | None] = {}
+        self._quick: dict[int, tuple[Any, Counter | None]] = {}  # by identity of what is bound, which is kept alive here
+        self._brought: dict[int, int] = {}
+        self.lock = threading.RLock()  # a recording's thread asks for counts while calls clear the table
+
+    def note(self, key: Any, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One call, the slow way; `bound` may serve the next ones the quick way."""
+        module = self._module()
+        if module is None:
+            return
+        key = (key, module.training)  # which is a matter of the guard, not of the signature
+        if key not in self._counters:
+            if len(self._counters) >= _MAX_FORMS:
+                telemetry.count("forms_not_recorded")
+                return
+            self._identity = self._identity or identity_of(module)
+            self._counters[key] = note_call(module, self._identity, args, kwargs)
+        counter = self._counters[key]
+        if counter is not None:
+            counter.calls += 1
+        self._quick[id(bound)] = bound, counter
+
+    def bring(self, served: Sequence[tuple[object, int]]) -> None:
+        """What a table says it has served since it was cleared: the new part of it is added."""
+        for owner, calls in served:
+            _, counter = self._quick.get(id(owner), (None, None))
+            if counter is not None:
+                counter.calls += calls - self._brought.get(id(owner), 0)
+            self._brought[id(owner)] = calls
+
+    def begin(self) -> None:
+        """The table is empty: it counts from zero, and what it knew is not kept alive for it."""
+        self._quick, self._brought = {}, {}
+
+
+def _counter(form: Seen) -> Counter | None:
+    with _lock:
+        counter = _counters.get(form)
+        if counter is None:
+            if len(_counters) >= _MAX_FORMS or len(form.form) > LINE_LIMIT_BYTES:
+                telemetry.count("forms_not_recorded")
+                return None
+            counter = _counters[form] = Counter()
+        return counter
+
+
+def _argument(name: str) -> str:
+    """Dynamo calls what stands for the local variable x "L_x_"."""
+    inner = name.removeprefix("L_").removeprefix("l_")
+    return inner.removesuffix("_") if inner != name else name
+
+
+def _autocast() -> tuple[tuple[str, str], ...]:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return tuple((kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in kinds)
+
+
+def _end() -> None:
+    for recording in list(_active):
+        recording.stop()
+
+
+def _before_fork() -> None:
+    """No thread of ours is in the middle of anything, and what was counted so far is in the counters: the parent's to write."""
+    _lock.acquire()
+    for watched in list(_watched):
+        watched.bring_counts()
+
+
+def _child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    for recording in _active:
+        recording._after_fork()
+
+
+@cache
+def _prepare_for_forks() -> None:
+    """Once, when the first recording starts: importing this does nothing."""
+    os.register_at_fork(before=_before_fork, after_in_parent=lambda: _lock.release(), after_in_child=_child)

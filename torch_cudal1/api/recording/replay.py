@@ -1,0 +1,166 @@
+"""A recording and a target put together: which calls of the target's module production made, with inputs of the recorded forms.
+
+A line of a module belongs to the target's module, or a module inside it, of the same class and weight shapes. A line of a backend's
+graph belongs to the target if its arguments are arguments of the target's forward, by name, number of dimensions and kind of type.
+Tensors are made by `forms`, with the target's own inputs as examples. What fits no target is left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cudal1.api.recording.recorder import identity_of
+from torch_cudal1.api.targets import Loaded
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.call_signature import FormError, describe, make
+from torch_cudal1.core.errors import TargetError
+from torch_cudal1.device.target import device_of
+from torch_cudal1.store.recording_file import Mode, ReadBack, Seen, read
+
+__all__ = ["RecordedCall", "in_mode", "read_recording", "recorded_calls"]
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One call to warm: the module with its inputs (a dict: by name), the modes it was made in, and why it cannot be made."""
+
+    loaded: Loaded
+    mode: Mode
+    calls: int
+    problem: str = ""
+
+
+def read_recording(path: Path | str) -> ReadBack:
+    """What is whole in the file; the rest is told to the log and the report. Raises TargetError for a file that cannot be read."""
+    try:
+        found = read(Path(path).expanduser())
+    except OSError as error:
+        raise TargetError(str(path), f"the recording cannot be read: {error}") from error
+    for problem in found.problems:
+        telemetry.record("record", "line_not_used", reason=problem)
+        telemetry.log.warning("cudal1: %s", problem)
+    return found
+
+
+def recorded_calls(loaded: Loaded, recording: ReadBack) -> tuple[RecordedCall, ...]:
+    """Each recorded form of a call of the target's module once, the most frequent first. Raises TargetError where there is none."""
+    found: dict[tuple[int, str, Mode], RecordedCall] = {}
+    for seen in recording.seen:
+        call = _of_module(loaded, seen) if seen.kind == "module" else _of_graph(loaded, seen)
+        if call is None:
+            continue
+        form = call.problem or json.dumps(describe(call.loaded.inputs), sort_keys=True)
+        found.setdefault((id(call.loaded.module), form, call.mode), call)
+    if not found:
+        names = sorted({f"{seen.kind} {seen.name}" for seen in recording.seen})
+        told = f"it has {', '.join(names[:8])}" if names else "it has no whole line"
+        kind = type(loaded.module).__qualname__
+        raise TargetError(loaded.name, f"the recording holds no call of {kind} with such weights ({told})")
+    return tuple(found.values())
+
+
+@contextmanager
+def in_mode(call: RecordedCall) -> Iterator[None]:
+    """The modes of the recorded call, but for grad; the module is put back after."""
+    module = call.loaded.module
+    before = {part: part.training for part in module.modules()}
+    if module.training != call.mode.training:
+        module.train(call.mode.training)
+    try:
+        with ExitStack() as stack:
+            for kind, name in call.mode.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=getattr(torch, name)))
+            yield
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+def _of_module(loaded: Loaded, seen: Seen) -> RecordedCall | None:
+    """The call of a module's line; None if it is of another module."""
+    for name, module in loaded.module.named_modules():
+        if type(module).__qualname__ == seen.name and identity_of(module) == seen.identity:
+            example: Any = (loaded.inputs, {}) if module is loaded.module else ((), {})
+            target = replace(loaded, name=_label(loaded, name, seen), module=module)
+            try:
+                args, kwargs = make(json.loads(seen.form), _device(loaded), example)
+                return RecordedCall(replace(target, inputs=_named(module, args, kwargs)), seen.mode, seen.calls)
+            except (FormError, TypeError, ValueError) as error:
+                return RecordedCall(target, seen.mode, seen.calls, f"the recorded form cannot be made: {error}")
+    return None
+
+
+def _of_graph(loaded: Loaded, seen: Seen) -> RecordedCall | None:
+    """The call of a graph's line, by the names of the function's arguments; None if those are not the target's."""
+    form = json.loads(seen.form).get("d")
+    own = _named(loaded.module, loaded.inputs, {})
+    if not isinstance(form, dict) or not form or not isinstance(own, dict):
+        return None
+    form = {name: part for name, part in form.items() if not _is_number(loaded.module, name, own, part)}
+    if any(name not in own or not _alike(part, own[name]) for name, part in form.items()):
+        return None
+    mode = replace(seen.mode, training=loaded.module.training)  # not known of a graph
+    target = replace(loaded, name=_label(loaded, "", seen))
+    try:
+        made = {name: make(part, _device(loaded), own[name]) for name, part in form.items()}
+    except FormError as error:
+        return RecordedCall(target, mode, seen.calls, f"the recorded form cannot be made: {error}")
+    inputs: Any = own | made
+    return RecordedCall(replace(target, inputs=inputs), mode, seen.calls)
+
+
+def _is_number(module: nn.Module, name: str, own: dict[str, Any], form: Any) -> bool:
+    """Whether a recorded tensor is what Dynamo makes of a number that is an argument: then the target's own number is taken."""
+    parameter = inspect.signature(module.forward).parameters.get(name)
+    value = own.get(name, parameter.default if parameter is not None else None)
+    return isinstance(value, (int, float)) and isinstance(form, dict) and "t" in form and form["t"][1] == []
+
+
+def _alike(form: Any, value: Any) -> bool:
+    """Whether a recorded form could be of the same argument as an example."""
+    if not isinstance(value, torch.Tensor) or not isinstance(form, dict) or "t" not in form:
+        return False
+    dtype, shape = form["t"][0], form["t"][1]
+    return len(shape) == value.dim() and ("float" in dtype) == value.dtype.is_floating_point
+
+
+def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments by the names of the module's forward; as they are where that takes any number of them."""
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    kinds = {parameter.kind for parameter in bound.signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
+        if kwargs:
+            raise FormError("its forward takes any number of arguments, and was called with named ones too")
+        return args
+    named = dict(bound.arguments)
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name, {})
+    return named
+
+
+def _label(loaded: Loaded, part: str, seen: Seen) -> str:
+    return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(seen.form))}, {seen.calls} calls)"
+
+
+def _short(form: Any) -> str:
+    """Shapes of the tensors in a form, for people: "32x128, 32"."""
+    ((kind, body),) = form.items()
+    if kind == "t":
+        return "x".join(map(str, body[1])) or "scalar"
+    parts = body.values() if kind == "d" else body if kind in ("l", "u") else ()
+    return ", ".join(text for part in parts if (text := _short(part)))
+
+
+def _device(loaded: Loaded) -> torch.device:
+    tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
+    return device_of([*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))])

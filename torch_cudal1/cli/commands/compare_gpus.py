@@ -1,0 +1,112 @@
+"""`cudal1 plan --compare`: what TARGETs cost per call on each GPU type that the cache knows.
+
+With a recording, the calls that production made of these modules count as often as they were made; without one, every TARGET
+counts the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torch_cudal1.api.gpu_comparison import Comparison, HardwareRow, Load, Prices, compare, read_prices
+from torch_cudal1.api.recording.replay import in_mode, read_recording, recorded_calls
+from torch_cudal1.api.targets import Loaded
+from torch_cudal1.cli.view import text
+from torch_cudal1.cli.view.terminal import Screen
+from torch_cudal1.core.errors import NotLowerableError, TargetError
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.captured import captured_regions
+from torch_cudal1.ir.records import Entry
+from torch_cudal1.store.cache.local_cache import Found
+from torch_cudal1.store.context import cache_for
+from torch_cudal1.store.recording_file import ReadBack
+from torch_cudal1.store.trust.trust_policy import Refused
+
+__all__ = ["compared", "show_comparison"]
+
+
+def compared(args: argparse.Namespace, targets: Iterable[Loaded], settings: Settings, failed: list[TargetError]) -> Comparison:
+    """The comparison of targets; one that cannot be captured joins `failed`.
+
+    Raises SettingError for bad prices, TargetError for a recording that cannot be read.
+    """
+    prices = read_prices(args.prices) if args.prices is not None else Prices()
+    recording = read_recording(args.recorded) if args.recorded is not None else None
+    loads: list[Load] = []
+    for loaded in targets:
+        try:
+            loads += [_load(loaded)] if recording is None else _recorded_loads(loaded, recording)
+        except TargetError as error:
+            failed.append(error)
+    return compare(loads, _evidence(settings), prices) if loads else Comparison(workload=(), rows=())
+
+
+def show_comparison(screen: Screen, found: Comparison) -> None:
+    """A row a GPU type, then what is missing."""
+    for one in found.workload:
+        screen.line(one)
+    if not found.rows:
+        screen.line(
+            "the cache holds no decision that was made on a GPU: run `cudal1 warmup` on each type, and bring the folders here"
+        )
+        return
+    money = f"{found.currency or 'price'} per million calls"
+    columns = ("GPU", "time per call", "gain there", "decided", money, "kWh per million calls")
+    screen.table(columns, [_cells(row) for row in found.rows])
+    for row in found.rows:
+        for sentence in row.missing:
+            screen.line(f"missing for {row.hardware}: {sentence}")
+
+
+def _load(loaded: Loaded) -> Load:
+    try:
+        with torch.no_grad():
+            return Load(loaded.name, captured_regions(loaded.module, loaded.inputs))
+    except NotLowerableError as error:
+        raise _not_captured(loaded, error) from error
+
+
+def _recorded_loads(loaded: Loaded, recording: ReadBack) -> list[Load]:
+    """The recorded calls of this target, each at its form and in its modes. Raises TargetError if there are none."""
+    loads = []
+    for call in recorded_calls(loaded, recording):
+        if call.problem:
+            raise TargetError(call.loaded.name, call.problem)
+        inputs: Any = call.loaded.inputs  # by name, or by place
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        try:
+            with in_mode(call), torch.set_grad_enabled(call.mode.grad):
+                loads.append(Load(call.loaded.name, captured_regions(call.loaded.module, args, kwargs), call.calls))
+        except NotLowerableError as error:
+            raise TargetError(
+                call.loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
+            ) from error
+    return loads
+
+
+def _not_captured(loaded: Loaded, error: NotLowerableError) -> TargetError:
+    return TargetError(loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})")
+
+
+def _evidence(settings: Settings) -> Iterator[Entry]:
+    """Decisions under the contract in force, revoked ones left out. Evidence that nobody vouches for is used: nothing is run."""
+    for found in cache_for(settings).entries():
+        if isinstance(found, Found) and not isinstance(found.standing, Refused):
+            contract = found.entry.contract
+            if (contract.precision, contract.assume_finite) == (settings.precision, settings.assume_finite):
+                yield found.entry
+
+
+def _cells(row: HardwareRow) -> list[str]:
+    return [
+        row.hardware,
+        text.latency(row.us_per_call),
+        text.speedup(row.gain),
+        f"{row.share_decided:.0%}",
+        text.ABSENT if row.cost_per_million is None else f"{row.cost_per_million:.4g}",
+        text.ABSENT if row.kwh_per_million is None else f"{row.kwh_per_million:.4g}",
+    ]

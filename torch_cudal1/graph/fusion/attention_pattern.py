@@ -1,0 +1,202 @@
+"""Finds attention that a model writes out: a product, element-wise steps or a softmax, and a product with what came of it.
+
+    q ─┐                                            v ─┐
+       bmm ── mul ── masked_fill ── softmax ── clone ── bmm ── view ── transpose ── clone
+    k ─┘
+
+Conversions between half types and fp32 may stand anywhere between products of one type; of two types it is left in parts.
+
+What is found has no other use of anything inside, so one kernel may stand for all of it. Copies that only change the layout of an
+operand or of the result belong to it. So do, before one of PyTorch's fused operators, the steps that repeat keys and values for
+several heads of queries: a kernel reads the few there are. Nothing is decided about speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from torch_cudal1.graph.fusion.fusible_ops import EXPRESSED
+from torch_cudal1.graph.fusion.uses import Uses
+from torch_cudal1.ir.aten import is_random, overload
+from torch_cudal1.ir.check import used_values
+from torch_cudal1.ir.ops import attention_names
+from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value, step_outs
+
+__all__ = ["FUSED", "chains"]
+
+FUSED = attention_names.targets(attention_names.FORWARDS)
+
+_BMM = "aten.bmm.default"
+_LAYOUT = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "expand.default", "clone.default", "transpose.int", "permute.default"),
+        *("unsqueeze.default", "squeeze.dim"),
+    )
+)
+# element-wise, though torch does not say so: a model of half types takes its softmax in fp32, between two of them
+_CONVERSION = "aten._to_copy.default"
+_SOFTMAXES = frozenset({"aten._softmax.default", "aten._safe_softmax.default"})
+_MOST_DEPTH = 128  # elements of a query or a value: more than that does not stay in registers
+_MOST_STEPS = 64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
+
+
+def chains(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the steps of each written-out attention, and of each fused one that repeats its keys, in order.
+
+    `specs`: of all values.
+    """
+    found: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for position, step in enumerate(uses.steps):
+        inside: set[int] = set()
+        if _is(step, _BMM) and position not in taken:
+            inside = _chain(position, uses, specs)
+        elif isinstance(step, Aten) and step.target in FUSED:
+            inside = _with_repeats(position, step, uses, specs)
+        if inside and not inside & taken:
+            taken |= inside
+            found.append(tuple(sorted(inside)))
+    return tuple(found)
+
+
+def _chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    """The attention that ends with the product `last`; empty if it is none. Its weights may be on either side: so contractions of
+    einsum leave them. On the right they are more than a product in another layout, or any product of three matrices were one.
+    """
+    left, right = _operands(uses.steps[last])
+    if found := _chain_of(last, left, right, uses, specs):
+        return found
+    turned = _chain_of(last, right, left, uses, specs)
+    return turned if any(not _is_layout(uses.steps[one]) and not _is(uses.steps[one], _BMM) for one in turned) else set()
+
+
+def _chain_of(last: int, weights: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    inside: set[int] = {last}
+    firsts = _towards_product(weights, uses, inside)
+    if len(firsts) != 1:
+        return set()
+    (first,) = firsts
+    left, right = _operands(uses.steps[first])
+    if specs[left].shape[-1] > _MOST_DEPTH or _width(last, values, uses, specs) > _MOST_DEPTH:
+        return set()
+    if specs[left].dtype != specs[values].dtype:  # each product has a kernel of its own, one for both would need two methods
+        return set()
+    if not all(uses.only_in(position, inside) for position in inside - {last}):
+        return set()
+    between = inside - {first, last}
+    for operand in (left, right, values):
+        _take_layout_before(operand, uses, inside)
+    _take_layout_after(last, uses, inside)
+    _take_made_alike(between, specs[step_outs(uses.steps[first])[0]].numel, inside, uses, specs)
+    return inside if len(inside) <= _MOST_STEPS else set()
+
+
+def _width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
+    """Elements of a value, which are its columns where the weights come first."""
+    return specs[values].shape[-1 if values == _operands(uses.steps[last])[1] else -2]
+
+
+def _with_repeats(position: int, step: Aten, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    """The fused operator at `position` with the steps that repeat its keys and values; empty where none does."""
+    inside = {position}
+    for operand in step.args[1:3]:
+        assert isinstance(operand, Value)
+        steps: set[int] = {position}
+        _take_layout_before(operand.index, uses, steps)
+        inside |= steps if any(_repeats(uses.steps[one], specs) for one in steps) else set()
+    return inside if 1 < len(inside) <= _MOST_STEPS else set()
+
+
+def _repeats(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    if not _is(step, "aten.expand.default"):
+        return False
+    (source,), (made,) = used_values(step), step_outs(step)
+    return specs[made].numel > specs[source].numel
+
+
+def _operands(step: Step) -> tuple[int, int]:
+    assert isinstance(step, Aten)
+    left, right = step.args[:2]
+    assert isinstance(left, Value)
+    assert isinstance(right, Value)
+    return left.index, right.index
+
+
+def _towards_product(value: int, uses: Uses, inside: set[int]) -> set[int]:
+    """Products that `value` is made of, through steps of attention; those steps go to `inside`."""
+    position = uses.maker.get(value)
+    if position is None:
+        return set()
+    step = uses.steps[position]
+    if _is(step, _BMM):
+        inside.add(position)
+        return {position}
+    if not _goes_between(step) or len(inside) > _MOST_STEPS:
+        return set()
+    found: set[int] = set()
+    for index in used_values(step):
+        found |= _towards_product(index, uses, inside)
+    if found:
+        inside.add(position)
+    return found
+
+
+def _goes_between(step: Step) -> bool:
+    if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
+        return False
+    return step.target in _LAYOUT | _SOFTMAXES | {_CONVERSION} or torch.Tag.pointwise in overload(step.target).tags
+
+
+def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
+    while (position := uses.maker.get(value)) is not None and _is_layout(uses.steps[position]):
+        if not uses.only_in(position, inside):
+            return
+        inside.add(position)
+        value = next(iter(used_values(uses.steps[position])))
+
+
+def _take_made_alike(between: set[int], scores: int, inside: set[int], uses: Uses, specs: Mapping[int, TensorSpec]) -> None:
+    """Steps that make what the steps `between` combine `scores` scores with, and that is as many numbers: in memory it would be
+    written and read for nothing.
+
+    The decays of a state-space model are such (an exponential of differences). What is smaller is made once and read by every tile.
+    """
+    waiting = [index for position in between for index in used_values(uses.steps[position])]
+    while waiting:
+        index = waiting.pop()
+        position = uses.maker.get(index)
+        if position is None or position in inside or len(inside) >= _MOST_STEPS or specs[index].numel != scores:
+            continue
+        step = uses.steps[position]
+        if _is_made_alike(step) and uses.only_in(position, inside):
+            inside.add(position)
+            waiting += used_values(step)
+
+
+def _is_made_alike(step: Step) -> bool:
+    return _goes_between(step) and isinstance(step, Aten) and step.target in EXPRESSED | _LAYOUT
+
+
+def _take_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
+    """Steps after the second product up to the copy that they lead to; none if they lead to no copy."""
+    found: list[int] = []
+    position = last
+    while len(readers := uses.readers.get(step_outs(uses.steps[position])[0], frozenset())) == 1:
+        (position,) = readers
+        if position < 0 or not _is_layout(uses.steps[position]):
+            return
+        found.append(position)
+        if _is(uses.steps[position], "aten.clone.default"):
+            inside.update(found)
+            return
+
+
+def _is_layout(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _LAYOUT
+
+
+def _is(step: Step, target: str) -> bool:
+    return isinstance(step, Aten) and step.target == target

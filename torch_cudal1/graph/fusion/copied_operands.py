@@ -1,0 +1,84 @@
+"""Finds batched products whose operands are copied into rows before them, as einsum and heads inside rows make them.
+
+    (batch, length, heads, k) ── permute ── clone ── view(batch * heads, length, k) ── bmm ── ...
+
+A kernel reads the tensor as it lies. What is found has no other use of anything inside, and its copies cost a good part of what the
+product costs: of larger products a library's kernel is the better one, and copies pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch_cudal1.graph.fusion.uses import Uses
+from torch_cudal1.ir.check import used_values
+from torch_cudal1.ir.cost import ROOFLINES
+from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value, step_outs
+
+__all__ = ["chain"]
+
+_PRODUCTS = {"aten.bmm.default": 0, "aten.baddbmm.default": 1}  # and the place of its left operand
+_VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+_WORTH = 0.4  # estimated seconds of the copies over those of the product
+
+
+def chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[int, ...]:
+    """The product at `last` with the copies before it; empty where it has none, or they are cheap beside it.
+
+    `specs`: of all values.
+    """
+    step = uses.steps[last]
+    if not isinstance(step, Aten) or step.target not in _PRODUCTS:
+        return ()
+    first = _PRODUCTS[step.target]
+    copies: set[int] = set()
+    for operand in step.args[first : first + 2]:
+        assert isinstance(operand, Value)
+        copies |= _copy_before(operand.index, last, uses, specs)
+    copied = sum(specs[out].size_bytes for at in copies if _is_copy(uses.steps[at]) for out in step_outs(uses.steps[at]))
+    left, made = step.args[first], specs[step_outs(step)[0]]
+    assert isinstance(left, Value)
+    flops = 2.0 * math.prod(made.shape) * specs[left.index].shape[-1]
+    roofline = ROOFLINES[made.device]
+    worth = 2 * copied / roofline.bytes_per_s >= _WORTH * flops / roofline.flops_per_s
+    return tuple(sorted({*copies, last})) if copies and worth else ()
+
+
+def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
+    """The copy that makes an operand, and the view of it; empty where there is none, or rows and columns had no single stride."""
+    steps: set[int] = set()
+    matrix = specs[value].shape[1:]
+    while (position := uses.maker.get(value)) is not None and uses.only_in(position, {*steps, reader}):
+        step = uses.steps[position]
+        (source,) = used_values(step) if _is_copy(step) or _is_view(step) else (None,)
+        if source is None:
+            break
+        steps.add(position)
+        if _is_copy(step):
+            return steps if _keeps_strides(specs[source], matrix) else set()
+        value = source
+    return set()
+
+
+def _keeps_strides(spec: TensorSpec, matrix: tuple[int, ...]) -> bool:
+    """Whether the last dimensions of a tensor are a matrix of this shape with one stride for rows and one for columns."""
+    dims = [(size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1]
+    for wanted in reversed(matrix):
+        size, expected = 1, None
+        while size < wanted:
+            if not dims or expected not in (None, dims[-1][1]):
+                return False
+            extent, stride = dims.pop()
+            size, expected = size * extent, stride * extent
+        if size != wanted:
+            return False
+    return True
+
+
+def _is_copy(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target == "aten.clone.default"
+
+
+def _is_view(step: Step) -> bool:
+    return isinstance(step, Aten) and step.target in _VIEWS

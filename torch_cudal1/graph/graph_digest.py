@@ -1,0 +1,133 @@
+"""The digest of a Dynamo graph: lets a warm process find its decision without tracing the graph again.
+
+It covers every operator, argument, attribute and input spec, and the modes that change what tracing yields. A graph with anything
+it cannot name exactly has no digest (None with the reason), and is then captured as if it were new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.ir.program import canonical_json, encode_arg, tensor_digest
+
+__all__ = ["Unnamed", "graph_digest", "graph_outline"]
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """Why a graph has no digest."""
+
+    reason: str
+
+
+class _CannotNameError(Exception):
+    pass
+
+
+def graph_digest(module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[str] = ()) -> str | Unnamed:
+    """sha256 over the graph, its inputs' specs, torch's version and modes, and `extra` (settings that matter)."""
+    try:
+        body = {
+            "graph": list(_nodes(module)),
+            "inputs": [_input(item) for item in inputs],
+            "modes": _modes(),
+            "extra": [torch.__version__, *extra],
+        }
+    except _CannotNameError as problem:
+        return Unnamed(str(problem))
+    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
+
+def graph_outline(module: fx.GraphModule) -> str:
+    """sha256 over the kinds and names of the nodes: tells graphs of one program apart, in any process; not enough for a cache."""
+    names = [[node.op, node.name, getattr(node.target, "__name__", str(node.target))] for node in module.graph.nodes]
+    return hashlib.sha256(canonical_json(names).encode()).hexdigest()
+
+
+def _nodes(module: fx.GraphModule) -> Iterator[Any]:
+    numbers: dict[fx.Node, int] = {}
+    for node in module.graph.nodes:
+        numbers[node] = len(numbers)
+        args = _arg(node.args, numbers)
+        kwargs = [[name, _arg(node.kwargs[name], numbers)] for name in sorted(node.kwargs)]
+        target = "" if node.op in ("placeholder", "output") else _target(node, module)
+        yield [node.op, target, args, kwargs]
+
+
+def _target(node: fx.Node, module: fx.GraphModule) -> Any:
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op == "get_attr":
+        return _attribute(module, str(node.target))
+    if node.op == "call_function":
+        name = _function_name(node.target)
+        if name is not None:
+            return name
+    raise _CannotNameError(f"{node.op} {node.target!r}")
+
+
+def _function_name(target: Any) -> str | None:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if not isinstance(target, (types.BuiltinFunctionType, types.FunctionType, types.BuiltinMethodType)):
+        return None
+    module, name = target.__module__ or "builtins", target.__qualname__
+    # A user's own function may change its body without changing its name: only torch and the standard library are named.
+    known = module.split(".")[0] in ("torch", "math", "operator", "_operator", "builtins")
+    return f"{module}.{name}" if known and "<" not in name else None
+
+
+def _attribute(module: fx.GraphModule, target: str) -> Any:
+    found: Any = module
+    for part in target.split("."):
+        found = getattr(found, part)
+    if isinstance(found, fx.GraphModule):
+        return list(_nodes(found))
+    if type(found) is torch.Tensor:
+        return tensor_digest(found)
+    raise _CannotNameError(f"attribute {target} of type {type(found).__name__}")
+
+
+def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
+    if isinstance(arg, fx.Node):
+        return {"node": numbers[arg]}
+    if isinstance(arg, (tuple, list)):
+        return [_arg(item, numbers) for item in arg]
+    if isinstance(arg, dict):
+        return {"dict": [[str(key), _arg(value, numbers)] for key, value in arg.items()]}
+    if isinstance(arg, slice):
+        return {"slice": [_arg(part, numbers) for part in (arg.start, arg.stop, arg.step)]}
+    if arg is Ellipsis:
+        return {"ellipsis": 0}
+    try:
+        return encode_arg(arg)
+    except ProgramError as problem:
+        raise _CannotNameError(str(problem)) from problem
+
+
+def _input(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
+        raise _CannotNameError(f"input of type {type(item).__name__}")
+    if any(isinstance(size, torch.SymInt) for size in (*item.shape, *item.stride())):
+        raise _CannotNameError("dynamic shapes")
+    parameter = isinstance(item, torch.nn.Parameter)
+    return [str(item.dtype), list(item.shape), list(item.stride()), item.device.type, item.requires_grad, parameter]
+
+
+def _modes() -> list[Any]:
+    autocast = [[kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))] for kind in ("cpu", "cuda")]
+    return [
+        torch.is_grad_enabled(),
+        autocast,
+        str(torch.get_default_dtype()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    ]

@@ -1,0 +1,35 @@
+"""The operators that eager itself calls, where tracing has left others in their place.
+
+A batch norm in inference is traced as `_native_batch_norm_legit_no_training`, which runs PyTorch's own two kernels. Eager calls
+`batch_norm`, which chooses between these and cuDNN's one kernel. The rewrites and kernel families know the traced operator, so it
+is what a Program names; only what runs step by step takes eager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import torch
+
+from torch_cudal1.ir.program import Aten
+
+__all__ = ["as_eager"]
+
+_Step = TypeVar("_Step")
+_BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
+_ARGUMENTS = 7  # input, weight, bias, running mean, running variance, momentum, eps
+
+
+def as_eager(steps: Sequence[_Step], read: Iterable[int | None]) -> list[_Step | Aten]:
+    """`steps` with eager's own operators. `read`: every value that a step uses or that is an output; others need not be made."""
+    wanted = set(read)
+    return [_batch_norm(step, wanted) if isinstance(step, Aten) else step for step in steps]
+
+
+def _batch_norm(step: Aten, wanted: set[int | None]) -> Aten:
+    """Statistics are the two results without elements that nobody reads: `batch_norm` has none."""
+    if step.target != _BATCH_NORM or len(step.args) != _ARGUMENTS or step.kwargs or wanted.intersection(step.outs[1:]):
+        return step
+    *tensors, momentum, eps = step.args
+    return Aten("aten.batch_norm.default", (*tensors, False, momentum, eps, torch.backends.cudnn.enabled), (), step.outs[:1])

@@ -1,0 +1,146 @@
+"""Interprets a checked Program in plain Python, step by step: the readable reference of what a Program means.
+
+Operators are resolved, kernels made ready and the last use of each value worked out beforehand; a call only calls. How a kernel is
+launched is the caller's to say (`Launcher`). Inputs are not checked here, and there is no autograd: call the result under no_grad
+or below AOTAutograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.ir.aten import overload
+from torch_cudal1.ir.check import check_program, used_values
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, Value, step_outs
+
+__all__ = ["Launcher", "Runner", "interpret", "interpret_steps", "refuse_launch", "skip_launch"]
+
+Runner: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
+Values: TypeAlias = list[Any]
+Launcher: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], Callable[[Values], None]]
+_Action: TypeAlias = Callable[[Values], None]
+
+
+def refuse_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
+    """The launcher of a Program that has no kernel. Raises ProgramError."""
+    raise ProgramError("launch", f"kernel {launch.symbol!r} in a Program that is interpreted without a launcher; pass `launcher`")
+
+
+def interpret(program: Program, device: torch.device, *, launcher: Launcher = refuse_launch) -> Runner:
+    """A callable from the Program's inputs to its outputs on `device`, with the operators that are named.
+
+    `launcher` makes a launch step a callable, such as `executor.launch_through_driver`. Raises ProgramError if the Program breaks a
+    rule.
+    """
+    check_program(program)
+    return interpret_steps(program, program.steps, device, launcher)
+
+
+def interpret_steps(program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher) -> Runner:
+    """The same for a checked Program with `steps` in the place of its own."""
+    constants = [program.payloads[name].to(device) for name in program.constants]
+    actions = [_action(step, program, device, launcher) for step in steps]
+    dying = _dying_values(program)
+    plan = list(zip(actions, dying, strict=True))
+    size, outputs = program.value_count, program.outputs
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        values: Values = [*inputs, *constants]
+        values += [None] * (size - len(values))
+        for action, dead in plan:
+            action(values)
+            for index in dead:
+                values[index] = None
+        return [None if index is None else values[index] for index in outputs]
+
+    return run
+
+
+def skip_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Callable[[Values], None]:
+    """A launcher that launches nothing: with fake tensors it tells the shapes a Program yields."""
+    return lambda values: None
+
+
+def _action(step: Step, program: Program, device: torch.device, launcher: Launcher) -> _Action:
+    if isinstance(step, Aten):
+        return _aten_action(step, device)
+    if isinstance(step, Alloc):
+        return _alloc_action(step, device)
+    if isinstance(step, Launch):
+        return launcher(program.payloads[step.payload], step, device)
+    return _call_action(step, device, launcher)
+
+
+def _alloc_action(step: Alloc, device: torch.device) -> _Action:
+    out, shape, strides, dtype = step.out, step.spec.shape, step.spec.strides, step.spec.torch_dtype
+
+    def run(values: Values) -> None:
+        values[out] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return run
+
+
+def _call_action(step: Call, device: torch.device, launcher: Launcher) -> _Action:
+    callee, args, outs = interpret_steps(step.program, step.program.steps, device, launcher), step.args, step.outs
+
+    def run(values: Values) -> None:
+        for out, result in zip(outs, callee([values[index] for index in args]), strict=True):
+            values[out] = result
+
+    return run
+
+
+def _aten_action(step: Aten, device: torch.device) -> _Action:
+    op = overload(step.target)
+    args = tuple(_filler(arg, device) for arg in step.args)
+    kwargs = {name: _filler(arg, device) for name, arg in step.kwargs}
+    outs = step.outs
+
+    def run_one(values: Values) -> None:
+        values[outs[0]] = op(*[fill(values) for fill in args], **{name: fill(values) for name, fill in kwargs.items()})
+
+    def run_many(values: Values) -> None:
+        results = op(*[fill(values) for fill in args], **{name: fill(values) for name, fill in kwargs.items()})
+        for out, result in zip(outs, results, strict=True):
+            values[out] = result
+
+    return run_many if step.many else run_one
+
+
+def _filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
+    if isinstance(arg, Value):
+        index = arg.index
+        return lambda values: values[index]
+    if isinstance(arg, torch.device):
+        return lambda values: device  # the Program names a device type; the ordinal is the caller's
+    if isinstance(arg, tuple) and any(True for _ in _nested_values(arg)):
+        parts = [_filler(item, device) for item in arg]
+        return lambda values: [part(values) for part in parts]
+    constant = list(arg) if isinstance(arg, tuple) else arg
+    return lambda values: constant
+
+
+def _nested_values(arg: Any) -> Any:
+    for item in arg:
+        if isinstance(item, (Value, torch.device)):
+            yield item
+        elif isinstance(item, tuple):
+            yield from _nested_values(item)
+
+
+def _dying_values(program: Program) -> list[tuple[int, ...]]:
+    """For each step, the values nobody needs after it (inputs are the caller's and stay)."""
+    last: dict[int, int] = {}
+    for position, step in enumerate(program.steps):
+        for index in (*used_values(step), *step_outs(step)):
+            last[index] = position
+    kept = {out for out in program.outputs if out is not None} | set(range(len(program.inputs) + len(program.constants)))
+    dying: list[list[int]] = [[] for _ in program.steps]
+    for index, position in last.items():
+        if index not in kept:
+            dying[position].append(index)
+    return [tuple(sorted(dead)) for dead in dying]

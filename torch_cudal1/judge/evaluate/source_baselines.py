@@ -1,0 +1,126 @@
+"""The race of the ways to run a reference module that PyTorch itself offers: the fastest is what a source candidate must beat.
+
+Everything happens in the oracle's process, beside which no candidate runs. The same race for regions is in `court`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_cudal1.core import telemetry
+from torch_cudal1.ir.records import Schedule
+from torch_cudal1.judge.evaluate.decide import choose_baseline
+from torch_cudal1.judge.reference.compare import grossly_equal
+from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
+from torch_cudal1.judge.reference.source_reference import PairSubject, load_module
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.channel import load_tensors
+from torch_cudal1.judge.worker.modules import Way
+
+__all__ = ["Baselines", "LostOracle", "rank", "seat_eager", "slot_of"]
+
+_BUDGET_S = 5.0
+_COMPILE_S = 600.0  # a large module under Inductor on few cores
+_COMPILED: dict[Schedule, str] = {"eager": "", "inductor": "default", "inductor+graph": "reduce-overhead"}
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The winner, medians in microseconds per call, why others did not run, and the input sets that the oracle was given."""
+
+    best: Schedule
+    medians_us: Mapping[str, float]
+    failures: Mapping[str, str]
+    sets: tuple[str, ...] = field(default=(), repr=False)
+
+
+class LostOracle(ReferenceFailure):
+    """A baseline ended the oracle's process: `name` says which, so that the race can be run again without it."""
+
+    def __init__(self, name: str, found: str) -> None:
+        super().__init__("racing the baselines", found)
+        self.name = name
+        self.args = (name, found)  # so that it can be pickled
+
+
+def slot_of(subject: PairSubject, name: Schedule) -> str:
+    """The slot of the oracle that holds a baseline of a reference."""
+    return f"baseline {subject.key[:16]} {name}"
+
+
+def rank(
+    subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]], *, eager_only: bool = False, lost: Mapping[str, str] | None = None
+) -> Baselines:
+    """Race eager, torch.compile and (on CUDA) torch.compile with CUDA graphs on those input sets.
+
+    What cannot run, or does not yield eager's result, is out of the race, with the reason; so is what is in `lost` from the start.
+    Raises LostOracle, and ReferenceFailure if eager is out.
+    """
+    names: list[Schedule] = ["eager"] if eager_only else ["eager", "inductor"]
+    if subject.device.type == "cuda" and not eager_only:
+        names.append("inductor+graph")
+    names = [name for name in names if name not in (lost or {})]
+    given = [_given(subject.oracle, f"race {subject.key[:16]} {index}", tensors) for index, tensors in enumerate(sets)]
+    failures = dict(lost or {})
+    expected: Outputs | None = None
+    for name in names:
+        try:
+            found = _tried(subject, name, given[0])
+            if expected is None:
+                expected = found
+            elif not all(grossly_equal(a, b) for a, b in zip(found, expected, strict=True)):
+                failures[name] = "its result is not eager's"
+        except CandidateFailure as error:
+            if not subject.oracle.usable:
+                raise LostOracle(name, error.found) from error
+            failures[name] = error.found
+        except ValueError as error:
+            failures[name] = f"other outputs than eager's: {error}"
+    if "eager" in failures:
+        raise ReferenceFailure("racing the baselines", failures["eager"])
+    medians = _raced(subject, [name for name in names if name not in failures], given)
+    best = next(name for name in names if name == choose_baseline(medians))
+    telemetry.record("judge", "baselines", subject.key[:12], best=best, medians_us=medians, failures=failures)
+    return Baselines(best, medians, failures, tuple(given))
+
+
+def seat_eager(subject: PairSubject, sets: Sequence[Sequence[torch.Tensor]]) -> Baselines:
+    """Eager alone, ready to be timed and not raced. Raises ReferenceFailure."""
+    given = [_given(subject.oracle, f"race {subject.key[:16]} {index}", tensors) for index, tensors in enumerate(sets)]
+    try:
+        _tried(subject, "eager", given[0])
+    except CandidateFailure as error:
+        raise ReferenceFailure("running the reference", error.found) from error
+    return Baselines("eager", {}, {}, tuple(given))
+
+
+def _tried(subject: PairSubject, name: Schedule, inputs: str) -> Outputs:
+    oracle = subject.oracle
+    way = Way(compiled=_COMPILED[name])
+    load_module(oracle, slot_of(subject, name), subject.text, subject.form, way)
+    path = oracle.new_file()
+    answer = oracle.call("run", slot=slot_of(subject, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S)
+    found = load_tensors(answer["layout"], path, subject.device)
+    path.unlink(missing_ok=True)
+    return found
+
+
+def _raced(subject: PairSubject, names: Sequence[Schedule], sets: Sequence[str]) -> dict[str, float]:
+    slots = {name: slot_of(subject, name) for name in names}
+    try:
+        answer = subject.oracle.call("bench", slots=list(slots.values()), sets=list(sets), budget_s=_BUDGET_S)
+        return {name: statistics.median(float(value) for value in answer["samples"][slot]) for name, slot in slots.items()}
+    except CandidateFailure as error:
+        raise ReferenceFailure("racing the baselines", error.found) from error
+
+
+def _given(oracle: Child, name: str, tensors: Sequence[torch.Tensor]) -> str:
+    try:
+        oracle.put(name, tensors)
+    except CandidateFailure as error:
+        raise ReferenceFailure("racing the baselines", error.found) from error
+    return name

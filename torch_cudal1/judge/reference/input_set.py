@@ -1,0 +1,91 @@
+"""One input set that a candidate meets, and what the reference yields on it, computed when it is first asked for.
+
+It is made and kept by `trial`; it judges nothing and talks to no child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+
+from torch_cudal1.ir.records import Check
+from torch_cudal1.judge.reference.float64 import Infeasible, sway
+from torch_cudal1.judge.reference.region_reference import Outputs, Result
+
+__all__ = ["Book", "Sample"]
+
+_COMPUTED = ("reference", "exact", "sway")  # of a sample, when it is asked for
+
+
+@dataclass
+class Sample:
+    """One input set: the tensors in this process, and the reference's outputs (computed when first asked for).
+
+    `kept`: every candidate of the region meets this set, so what was computed for one stays for the next; `findings`: what was
+    found of it and others of its kind that no candidate has a part in.
+    """
+
+    name: str
+    distribution: str
+    inputs: list[torch.Tensor]
+    eager: Callable[[Sequence[torch.Tensor]], Result] = field(repr=False)
+    oracle: Callable[[Sequence[torch.Tensor]], Outputs | Infeasible] = field(repr=False)
+    kept: bool = False
+    findings: dict[tuple[str, ...], list[Check]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def reference(self) -> Result:
+        """Eager's outputs and their properties. Raises ReferenceFailure when eager refuses the inputs."""
+        return self.eager(self.inputs)
+
+    @cached_property
+    def exact(self) -> Outputs | Infeasible:
+        """The float64 outputs."""
+        return self.oracle(self.inputs)
+
+    def exact_at(self, position: int) -> torch.Tensor | None:
+        """The float64 value of one output, None where there is none."""
+        return None if isinstance(self.exact, Infeasible) else self.exact[position]
+
+    @cached_property
+    def sway(self) -> list[torch.Tensor | None]:
+        """How far the float64 outputs move with the inputs: what tells a sum that cancels from one that is wrong."""
+        return [] if isinstance(self.exact, Infeasible) else sway(self.oracle, self.inputs, self.exact)
+
+    def sway_at(self, position: int) -> torch.Tensor | None:
+        """How far one output moves, None where that cannot be told."""
+        return self.sway[position] if self.sway else None
+
+    def answers_as(self, other: Sample) -> None:
+        """Take over what the reference yields on another set of the same values: only where they lie differs."""
+        self.__dict__ |= {name: other.__dict__[name] for name in _COMPUTED if name in other.__dict__}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Of its inputs, and of what was computed on them so far."""
+        yield from self.inputs
+        reference, exact, moved = (self.__dict__.get(name) for name in _COMPUTED)
+        for outputs in (reference.outputs if reference else (), exact if isinstance(exact, list) else (), moved or ()):
+            yield from (tensor for tensor in outputs if tensor is not None)
+
+    def again(self) -> Iterator[Result]:
+        """Four more runs of eager, one after the other: it may vary."""
+        for _ in range(4):
+            yield self.eager(self.inputs)
+
+    def forget(self) -> None:
+        """Free all that was computed; it is computed again when it is asked for again."""
+        for name in _COMPUTED:
+            self.__dict__.pop(name, None)
+
+    def forget_exact(self) -> None:
+        """Free what is float64, unless another candidate will need it."""
+        if not self.kept:
+            for name in ("exact", "sway"):
+                self.__dict__.pop(name, None)
+
+
+Book: TypeAlias = dict[tuple[str, str, int], Sample]  # (region key, distribution, n-th of it)

@@ -1,0 +1,181 @@
+"""What a candidate is judged against: the form of the inputs, and the truth about the outputs.
+
+`Subject` is the protocol; `RegionSubject` is a captured region, computed in this process. It knows no candidate and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.device.gpu_memory import give_back
+from torch_cudal1.ir.interpreter import Runner, interpret
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.records import Contract, Region, Role
+from torch_cudal1.ir.value_specs import output_specs
+from torch_cudal1.judge.reference.analysis import Facts, analyse, bound_arguments
+from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.inputs import unproven_integers
+from torch_cudal1.judge.reference.tf32_policy import UsingRights, multiplies
+from torch_cudal1.judge.wire import precision_rights
+from torch_cudal1.judge.wire.properties import describe
+from torch_cudal1.runtime.executor import prepare
+
+__all__ = ["Outputs", "ReferenceFailure", "RegionSubject", "Result", "Subject"]
+
+_CHOICES = frozenset({"argmax", "argmin", "max", "min", "topk", "sort", "kthvalue", "median"})
+Outputs: TypeAlias = list[torch.Tensor | None]
+
+
+class ReferenceFailure(SandboxError):
+    """Eager itself could not run on inputs made for it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outputs of one call, and what `properties.describe` says of each. `tree`: how a module's result holds them."""
+
+    outputs: Outputs
+    facts: list[dict[str, Any] | None]
+    tree: str = ""
+
+
+class Subject(Protocol):
+    """What is to be computed. `outputs`: for each position whether a tensor is there; `output_bytes`: of all, 0 if not known."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def roles(self) -> tuple[Role, ...]: ...
+    @property
+    def outputs(self) -> tuple[bool, ...]: ...
+    @property
+    def output_bytes(self) -> int: ...
+    @property
+    def facts(self) -> Facts: ...
+
+    def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
+        """What the user has today, under the contract's rights. Raises ReferenceFailure when it refuses the inputs."""
+        ...
+
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """What eager yields if it makes use of all rights of the contract; None where none of them is of use here."""
+        ...
+
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+        """The float64 outputs, or why there are none."""
+        ...
+
+
+@dataclass(frozen=True)
+class RegionSubject:
+    """A region on a device under a contract. `proven`: the inputs are made from the user's own integers, so they are legal."""
+
+    region: Region
+    contract: Contract
+    device: torch.device
+    proven: bool = False
+
+    @property
+    def key(self) -> str:
+        """The region's."""
+        return self.region.key
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of the region's inputs."""
+        return self.region.program.inputs
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of the region's inputs."""
+        return self.region.roles
+
+    @property
+    def outputs(self) -> tuple[bool, ...]:
+        """Where the region yields a tensor."""
+        return tuple(out is not None for out in self.region.program.outputs)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Of all results of a call."""
+        return sum(spec.size_bytes for spec in output_specs(self.region.program) if spec is not None)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the reference Program tells about its inputs."""
+        return analyse(self.region.program)
+
+    def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
+        """The reference Program, step by step. Raises ReferenceFailure."""
+        try:
+            self._prove_legal(inputs)
+            with precision_rights.under(self.contract), torch.no_grad():
+                outputs = self._reference(inputs)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise ReferenceFailure("running eager", f"{type(error).__name__}: {str(error)[:300]}") from error
+        return Result(list(outputs), describe(outputs, inputs))
+
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """The reference Program with operands rounded to TF32 wherever the contract allows TF32."""
+        held = self.contract.rights if self.contract.precision == "match" else ()
+        names = (step.target.split(".")[1] for step in self.region.program.steps if isinstance(step, Aten))
+        if not any(multiplies(name, held) for name in names):
+            return None
+        try:
+            with precision_rights.under(self.contract), torch.no_grad(), UsingRights(held):
+                return list(interpret(self.region.program, self.device)(inputs))
+        except torch.OutOfMemoryError:  # for rounded copies
+            return None
+
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+        """The reference Program in float64; tried again, where memory runs out, with what this process does not need given back."""
+        found = exact_outputs(self.region.program, inputs, self.device)
+        if isinstance(found, Infeasible) and found.reason.startswith("OutOfMemoryError"):
+            give_back(self.device)
+            found = exact_outputs(self.region.program, inputs, self.device)
+        return found
+
+    def chosen_from(self, inputs: Sequence[torch.Tensor], position: int) -> tuple[torch.Tensor, int | None] | None:
+        """For an output of indices: the float64 values that they choose among, and along which dimension (None: flattened)."""
+        wanted = self.region.program.outputs[position]
+        steps = [step for step in self.region.program.steps if isinstance(step, Aten) and wanted in step.outs]
+        if not steps or steps[0].target.split(".")[1] not in _CHOICES:
+            return None
+        bound = bound_arguments(steps[0])
+        source = next(value for value in bound.values() if isinstance(value, Value))
+        exact = exact_outputs(replace(self.region.program, outputs=(source.index,)), inputs, self.device)
+        if isinstance(exact, Infeasible) or exact[0] is None:
+            return None
+        flattened = steps[0].target.split(".")[1] in ("argmax", "argmin")
+        return exact[0], bound.get("dim", None if flattened else -1)
+
+    @cached_property
+    def _reference(self) -> Runner:
+        return prepare(self.region.program, self.device)
+
+    def _prove_legal(self, inputs: Sequence[torch.Tensor]) -> None:
+        """An index out of range is an exception on the CPU and a dead context on CUDA: try made-up integers on the CPU first."""
+        if self.device.type == "cuda" and not self.proven and unproven_integers(self):
+            host = torch.device("cpu")
+            prepare(_on_host(self.region.program), host)([tensor.cpu() for tensor in inputs])
+
+
+def _on_host(program: Program) -> Program:
+    data = program.to_json()
+    return Program.from_json(_host_json(data), program.all_payloads())
+
+
+def _host_json(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: "cpu" if key == "device" and value == "cuda" else _host_json(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return ["cpu" if item == "cuda" else _host_json(item) for item in data]
+    return data

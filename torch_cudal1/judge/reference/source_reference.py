@@ -1,0 +1,258 @@
+"""A reference and a candidate as Python sources (KernelBench style: `Model` with its inputs, and `ModelNew`), made judgeable.
+
+The reference runs in one child, the oracle, the candidate in another; this process imports neither. It says what is to be computed
+and how to load a candidate; detectors and verdict are the same as for Programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.ir.records import Role, Schedule
+from torch_cudal1.judge.reference.analysis import Facts
+from torch_cudal1.judge.reference.float64 import Infeasible
+from torch_cudal1.judge.reference.input_cache import message_bytes
+from torch_cudal1.judge.reference.inputs import make_inputs
+from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure, Result
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.channel import load_tensors
+from torch_cudal1.judge.worker.modules import CallForm, Way, tensors_in
+
+__all__ = ["PairSubject", "SourceCandidate", "read_reference"]
+
+EVAL = Way()
+_SEED = 0  # examples and constructors are the same at every load; the inputs of the judge come from secret seeds
+
+
+@dataclass(frozen=True)
+class SourceCandidate:
+    """Somebody's Python that defines `entry`, a drop-in for the reference's module."""
+
+    text: str
+    entry: str = "ModelNew"
+    origin: str = "source"
+    techniques: tuple[str, ...] = ()
+    schedule: Schedule = "eager"
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of text and entry."""
+        return hashlib.sha256(f"{self.entry}\n{self.text}".encode()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return "+".join(self.techniques) or f"{self.entry} {self.digest[:8]}"
+
+
+@dataclass(frozen=True)
+class PairSubject:
+    """The reference's module in one way of running it, asked in the oracle's process. Flat order: see `modules`."""
+
+    oracle: Child = field(repr=False, compare=False)
+    text: str
+    form: CallForm
+    specs: tuple[TensorSpec, ...]
+    roles: tuple[Role, ...]
+    device: torch.device
+    way: Way = EVAL
+    bounds: Mapping[int, int] = field(default_factory=dict, compare=False)
+    kept: frozenset[int] = frozenset()
+    flops: int = 0
+    trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over the reference's text, the way and the form of the inputs."""
+        return hashlib.sha256(repr((self.text, self.way, self.specs, self.form.init)).encode()).hexdigest()
+
+    @cached_property
+    def outputs(self) -> tuple[bool, ...]:
+        """Where the reference yields a tensor, as one call on made-up inputs shows."""
+        return self._shown[0]
+
+    @property
+    def output_bytes(self) -> int:
+        """Nobody knows before a call."""
+        return 0
+
+    @property
+    def tree(self) -> str:
+        """The structure of the reference's result."""
+        return self._shown[1]
+
+    @cached_property
+    def facts(self) -> Facts:
+        """By the names of buffers, by the largest dimension and by the examples: nothing is traced."""
+        positive = frozenset(i for i, name in enumerate(self.form.names) if name.rpartition(".")[2] in ("running_var", "var"))
+        longest = max((max(spec.shape, default=1) for spec in self.specs), default=1)
+        return Facts(longest_reduction=longest, flops=self.flops, bounds=self.bounds, positive=positive, kept=self.kept)
+
+    def eager(self, inputs: Sequence[torch.Tensor]) -> Result:
+        """The reference's own module. Raises ReferenceFailure."""
+        return self._asked(self.way, inputs)[0]
+
+    def granted(self, inputs: Sequence[torch.Tensor]) -> Outputs | None:
+        """Nothing: a source is held to what eager does."""
+        return None
+
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+        """The reference's module in float64."""
+        try:
+            return self._asked(replace(self.way, double=True, autocast=""), inputs)[0].outputs
+        except ReferenceFailure as error:
+            return Infeasible(error.found)
+
+    def in_way(self, way: Way) -> PairSubject:
+        """The same reference, run in another way."""
+        return replace(self, way=way, trees={})
+
+    def with_specs(self, specs: Sequence[TensorSpec]) -> PairSubject:
+        """The same reference, called with tensors of another form."""
+        return replace(self, specs=tuple(specs), trees={})
+
+    def with_init(self, init: Any) -> PairSubject:
+        """The reference constructed with other (packed) arguments."""
+        return replace(self, form=replace(self.form, init=init), trees={})
+
+    def survives(self, how: str, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a used instance of the reference can be copied, by "deepcopy" or "pickle"."""
+        self.eager(inputs)
+        try:
+            self.oracle.call("transform", slot=self._slot(self.way), how=how)
+        except CandidateFailure:
+            return False
+        return True
+
+    def capturable(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle, which survives a refusal."""
+        self.eager(inputs)
+        answered = self.oracle.new_file()
+        try:
+            self.oracle.put("captured", inputs)
+            self.oracle.call("capture", slot=self._slot(self.way), sets=["captured"], path=str(answered))
+        except CandidateFailure:
+            return False
+        finally:
+            answered.unlink(missing_ok=True)
+        return True
+
+    def vast(self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]) -> tuple[Outputs, list[Any]] | None:
+        """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None where it refuses them."""
+        self.eager(inputs)
+        answered = self.oracle.new_file()
+        try:
+            self.oracle.put("vast", inputs)
+            answer = self.oracle.call("vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields)
+            self.oracle.drop(["vast"], message_bytes(inputs))
+            return load_tensors(answer["layout"], answered, self.device), answer["facts"]
+        except CandidateFailure as error:
+            if not self.oracle.usable:
+                raise ReferenceFailure("running the reference", error.found) from error
+            return None
+        finally:
+            answered.unlink(missing_ok=True)
+
+    @property
+    def cotangents(self) -> int:
+        """Where the cotangents begin among the inputs."""
+        return len(self.form.names) + tensors_in(self.form.call)
+
+    def with_gradients(self, way: Way) -> PairSubject:
+        """The same reference, asked for gradients: after the tensors of the call comes one cotangent per output."""
+        facts = [told for told in self._asked(self.way, self._made_up())[0].facts if told is not None]
+        floating = ("float64", "float32", "float16", "bfloat16")
+        kinds = [told["dtype"] if told["dtype"] in floating else "float32" for told in facts]
+        cotangents = tuple(
+            TensorSpec.of(torch.empty(told["shape"], dtype=getattr(torch, kind), device=self.device))
+            for told, kind in zip(facts, kinds, strict=True)
+        )
+        plain: Role = "input"
+        roles = (*self.roles, *[plain] * len(cotangents))
+        return replace(self, way=way, specs=self.specs + cotangents, roles=roles, trees={})
+
+    @cached_property
+    def _shown(self) -> tuple[tuple[bool, ...], str]:
+        result, tree = self._asked(self.way, self._made_up())
+        return tuple(out is not None for out in result.outputs), tree
+
+    @contextmanager
+    def living(self, inputs: Sequence[torch.Tensor]) -> Iterator[Callable[[], object]]:
+        """A way to call one used instance of the reference again, in the oracle. Raises ReferenceFailure."""
+        self.eager(inputs)
+        answered = self.oracle.new_file()
+        self.oracle.put("living", inputs)
+
+        def call() -> object:
+            return self.oracle.call("run", slot=self._slot(self.way), inputs="living", path=str(answered))
+
+        try:
+            call()
+            yield call
+        except CandidateFailure as error:
+            raise ReferenceFailure("running the reference", error.found) from error
+        finally:
+            self.oracle.drop(["living"], message_bytes(inputs))
+            answered.unlink(missing_ok=True)
+
+    def _slot(self, way: Way) -> str:
+        return f"reference {self.key[:16]} {way}"  # one oracle may serve several references
+
+    def _made_up(self) -> list[torch.Tensor]:
+        return make_inputs(self, 1, "normal", self.device)
+
+    def _asked(self, way: Way, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
+        slot = self._slot(way)
+        try:
+            if slot not in self.trees:
+                load_module(self.oracle, slot, self.text, self.form, way)
+                self.trees[slot] = ""
+            answered = self.oracle.new_file()
+            self.oracle.put("asked", inputs)
+            answer = self.oracle.call("run", slot=slot, inputs="asked", path=str(answered))
+            outputs = load_tensors(answer["layout"], answered, self.device)
+            self.oracle.drop(["asked"], message_bytes(inputs))
+            answered.unlink(missing_ok=True)
+        except CandidateFailure as error:
+            raise ReferenceFailure("running the reference", error.found) from error
+        return Result(outputs, answer["facts"], str(answer["tree"])), str(answer["tree"])
+
+
+def read_reference(oracle: Child, text: str, device: torch.device, entry: str = "Model") -> tuple[PairSubject, list[torch.Tensor]]:
+    """The reference's subject in eval mode, and its example tensors in flat order. Raises SandboxError for an unusable file."""
+    path = oracle.new_file()
+    try:
+        told = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
+    except CandidateFailure as error:
+        raise SandboxError("reading the reference", error.found) from error
+    examples = [tensor for tensor in load_tensors(told["layout"], path, device) if tensor is not None]
+    specs = tuple(TensorSpec.of(tensor) for tensor in examples)
+    roles: tuple[Role, ...] = tuple(told["roles"])
+    bounds = {i: int(t.max()) + 1 for i, t in enumerate(examples) if _is_integer(t) and t.numel() and int(t.min()) >= 0}
+    kept = frozenset(i for i, t in enumerate(examples) if roles[i] == "buffer" and _is_mask(t))
+    form, flops = CallForm.from_json(told["form"]), int(told["flops"])
+    return PairSubject(oracle, text, form, specs, roles, device, EVAL, bounds, kept, flops), examples
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Zeros and ones, and both: the structure of a computation rather than a quantity in it."""
+    return tensor.dim() >= 2 and bool(((tensor == 0) | (tensor == 1)).all()) and 0 < int((tensor == 1).sum()) < tensor.numel()
+
+
+def load_module(child: Child, slot: str, text: str, form: CallForm, way: Way) -> list[Any]:
+    """Put a source's module into a slot of a child: name, dtype and shape of each tensor of its state. Raises CandidateFailure."""
+    state: list[Any] = child.call("load_source", slot=slot, text=text, form=form.to_json(), way=way.to_json())["state"]
+    return state

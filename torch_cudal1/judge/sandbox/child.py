@@ -1,0 +1,376 @@
+"""A disposable child process for one candidate: started confined, spoken to, and killed with everything it started.
+
+Every child has its own session, a cleaned environment, a private scratch folder, limits, closed descriptors, a deadline on every
+request, and a supervisor that keeps the end of what it prints and, when it ends, kills whatever it left. A crash, a hang, a memory
+grab, a sticky CUDA error, garbage on the channel or an early exit costs that candidate only. What else stops it is a matter of
+levels: `levels` says what each adds and what it does not stop, `probe` finds out which is to be had, and `Child.confinement` which
+one was used. Code of ours takes the best up to level 2 and makes do with 1; what strangers wrote needs level 2.
+
+It does not stop a GPU kernel that outlives its process, or attacks on the driver. If this process is itself killed (SIGKILL) the
+child dies with it, but its scratch folder stays.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.device.gpu_memory import make_room
+from torch_cudal1.ir.records import Contract
+from torch_cudal1.judge.reference.input_cache import message_bytes
+from torch_cudal1.judge.sandbox import cancellable, probe
+from torch_cudal1.judge.sandbox.confinement_level import LOWEST, REMEDIES, Confinement, choose
+from torch_cudal1.judge.sandbox.filesystem_policy import environment
+from torch_cudal1.judge.sandbox.fork_server import Forked, Nursery
+from torch_cudal1.judge.sandbox.limits import Limits, limits_for
+from torch_cudal1.judge.sandbox.sharing import Sharing
+from torch_cudal1.judge.sandbox.start import end, launch, make_scratch, plan_for
+from torch_cudal1.judge.sandbox.tripwires import Canaries
+from torch_cudal1.judge.wire import arena
+from torch_cudal1.judge.wire.channel import Channel, save_tensors
+from torch_cudal1.judge.wire.precision_rights import flags_for
+
+__all__ = ["CandidateFailure", "Child", "Limits", "limits_for"]
+
+WORKER = "torch_cudal1.judge.worker.session"
+_START_S = 120.0  # importing torch from a cold network disk takes a minute; a hang must still end
+_GRACE_S = 5.0
+_MOST_BY_FILE_BYTES = 2 << 30  # larger ones would pass through the host, and the budget is seconds
+_SMALL_BYTES = 256 << 20  # of what a child may take, or hold, a request later than it could
+_TAIL_CHARS = 600
+_ERROR_CHARS = 2000
+
+
+class CandidateFailure(SandboxError):
+    """The child refused, failed or died while serving a request. It costs the candidate only; `detector` says what noticed."""
+
+    def __init__(self, stage: str, found: str, detector: str) -> None:
+        super().__init__(stage, found)
+        self.detector = detector
+        self.args = (stage, found, detector)  # so that it can be pickled
+
+
+class Child:
+    """A running child. A context manager: leaving it, by whatever exception, kills all it started and deletes the scratch."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        contract: Contract,
+        *,
+        under: Sequence[str] = (),
+        worker: str = "",
+        nursery: Nursery | None = None,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start it. Raises SandboxError when no working child can be had on this machine, or none that its trust may have.
+
+        `under`: a command that starts the interpreter, a tool that watches it; its own failures say nothing about the sandbox.
+        `worker`: the module that serves in it, the judge's own by default. `nursery`: what forks it, if anything.
+        `shared_bytes`: of the GPU, through which tensors go as long as they fit; see `arena`, and `room` for larger ones.
+        """
+        self.limits, self._shared_bytes = limits, shared_bytes
+        self._nursery = nursery
+        self._under, self._worker = tuple(under), worker or WORKER
+        self.confinement = _confinement(limits)
+        try:
+            self._begin(contract)
+        except SandboxError as error:
+            work = cancellable.current()
+            whole = nursery is None and not under  # else it may not be the sandbox that is at fault
+            if limits.trust != "own" or self.confinement.level < 2 or not whole or (work is not None and work.ended):
+                raise
+            probe.demote(limits, self.confinement.level, str(error))  # what the acts of the probe did not foresee
+            self.confinement = _confinement(limits)
+            self._begin(contract)
+
+    def _begin(self, contract: Contract) -> None:
+        self.scratch = make_scratch()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`, and nameless: the child cannot come to it
+        self._files = 0
+        self._due: list[dict[str, Any]] = []  # requests that go with the next one
+        self.usable = True  # False once it hung, died, broke the protocol or lost its CUDA context
+        self.surroundings: dict[str, Any] = {}  # what was global in the child before it had read anything of a candidate
+        self.sharing = Sharing()
+        self.canaries = Canaries()
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._channel: Channel | None = None
+        try:
+            self._start()
+            self._greet(contract)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child's supervisor, which leads its own process group and ends when the child does."""
+        assert self._process is not None
+        return self._process.pid
+
+    def new_file(self) -> Path:
+        """A fresh path in the scratch folder for tensors, which both sides may write. Raises CandidateFailure after the end."""
+        if not self.usable:
+            raise CandidateFailure("file", "the process was given up earlier", "resource")
+        self._files += 1
+        path = self.scratch / f"{self._files}.safetensors"
+        if self.confinement.uid != os.getuid():
+            path.touch()
+            path.chmod(0o666)  # the folder is closed to others
+        return path
+
+    def message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[list[Any] | None]]:
+        """Write tensors for a request: their file and layout. What is due and has a message too is done first, as this one may
+        take that one's place. Raises CandidateFailure.
+        """
+        if any("layout" in due for due in self._due):
+            last = self._due.pop()
+            self.call(last.pop("verb"), **last)
+        path = self.new_file()
+        return path, save_tensors(tensors, path)
+
+    def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
+        """Hand over an input set, with the next request where it is small. `base`: the set that has what is None here. Raises
+        CandidateFailure.
+        """
+        path, layout = self.message(tensors)
+        self._soon(message_bytes(tensors))("put", name=name, layout=layout, path=str(path), base=base)
+
+    def drop(self, names: Sequence[str], size_bytes: int) -> None:
+        """Have input sets and held outputs forgotten, with the next request where they take few bytes. Raises CandidateFailure."""
+        self._soon(size_bytes)("drop", names=list(names))
+
+    def _soon(self, size_bytes: int) -> Callable[..., object]:
+        return self.later if size_bytes <= _SMALL_BYTES else self.call
+
+    def later(self, verb: str, **fields: Any) -> None:
+        """Have something done together with the next request, before it, whose answer is nothing but that it was done. If it cannot
+        be, the next request fails as this one would have. It saves a turn on the GPU that others wait for too.
+        """
+        self._due.append({"verb": verb, **fields})
+
+    def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Send a request and wait at most `deadline_s` seconds. Raises CandidateFailure for anything but a proper answer."""
+        assert self._channel is not None
+        if not self.usable:
+            raise CandidateFailure(verb, "the process was given up earlier", "resource")
+        self.sharing.give_way()
+        nonce = secrets.token_hex(8)
+        due, self._due = self._due, []
+        deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)
+        try:
+            self._channel.send({"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline)
+            answer = self._channel.receive(deadline=deadline)
+        except TimeoutError:
+            self.usable = False
+            self._stop()
+            tail = self._tail()
+            self.close()
+            raise CandidateFailure(verb, f"no answer within its deadline; killed{tail}", "resource") from None
+        except EOFError:
+            raise self._death(verb) from None
+        except SandboxError as error:
+            if error.stage == "sending":
+                raise self._death(verb) from error
+            self.usable = False
+            raise CandidateFailure(verb, f"garbage on the channel: {error.found}", "protocol") from error
+        if answer.get("nonce") != nonce:
+            self.usable = False
+            raise CandidateFailure(verb, "an answer without this request's nonce", "protocol")
+        if "error" in answer:
+            verb = next((one["verb"] for one in due if one["verb"] == answer.get("failed")), verb)
+            self.usable = not answer.get("lost", False)  # with its CUDA context gone, it fails whoever comes next
+            raise CandidateFailure(verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb))
+        return answer
+
+    @contextmanager
+    def room(self, size_bytes: int) -> Iterator[None]:
+        """Share more of the GPU's memory for the messages of the body, if they need more than there is between messages.
+
+        Without a GPU, or where it has no such memory left, they go through files as ever, unless they would for minutes. Raises
+        CandidateFailure.
+        """
+        make_room(self.limits.device, size_bytes)
+        standing = arena.arena_of(self.scratch)
+        if standing is None or size_bytes <= standing.size_bytes or not self._widened(size_bytes):
+            yield
+            return
+        try:
+            yield
+        finally:
+            try:
+                if self.usable:
+                    self.call("unshare")  # it lets go of the memory before that is given back
+            finally:
+                arena.return_to_first(self.scratch)
+
+    def _widened(self, size_bytes: int) -> bool:
+        try:
+            wide = arena.share_at_once(size_bytes, self.limits.device)
+        except SandboxError as error:
+            telemetry.record("judge", "arena", "none", reason=error.found)
+            if size_bytes > _MOST_BY_FILE_BYTES:
+                found = f"the GPU has no room for a message of {size_bytes / (1 << 30):.1f} GiB: {error.found}"
+                raise CandidateFailure("handing tensors over", found, "resource") from error
+            return False
+        arena.lend_also(self.scratch, wide)
+        try:
+            shared = not self.call("share", arena=(wide.handle, wide.size_bytes))["unshared"]
+        except CandidateFailure:
+            arena.return_to_first(self.scratch)
+            raise
+        if not shared:
+            arena.return_to_first(self.scratch)
+        return shared
+
+    def finish(self, wait_s: float) -> bool:
+        """Hang up and let it end by itself, as a tool that reports at the end needs it; whether it did in time."""
+        assert self._process is not None
+        assert self._channel is not None
+        self.usable = False
+        self._channel.close()
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Kill everything, reap the supervisor, delete the scratch folder. Safe to call twice."""
+        self.usable = False
+        if self._channel is not None:
+            self._channel.close()
+        self._stop()
+        arena.withdraw(self.scratch)
+        self._log.close()
+        self.canaries.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            end(self._process)
+
+    def _start(self) -> None:
+        limits = self.limits
+        variables = environment(self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu)
+        plan = plan_for(limits, self.confinement.level, self.scratch, variables, watched=bool(self._under))
+        uid = os.getuid() if plan.uid is None else plan.uid
+        self.confinement = replace(self.confinement, uid=uid)
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        command = [*self._under, sys.executable, "-P", "-m", self._worker, str(theirs.fileno())]
+        try:
+            forks = self._nursery is not None and not self._under and self._nursery.serves(variables)  # a tool starts one anew
+            start = self._nursery.launch if self._nursery is not None and forks else launch
+            self._process = start(plan, command, variables, fds=(theirs.fileno(),), log=self._log)
+        finally:
+            theirs.close()
+        if (work := cancellable.current()) is not None:
+            work.started(self._process)
+
+    def _greet(self, contract: Contract) -> None:
+        limits = self.limits
+        config = {
+            "device": str(limits.device),
+            "threads": limits.threads,
+            "memory_bytes": limits.memory_bytes,
+            "gpu_fraction": limits.gpu_fraction if limits.gpu else 1.0,
+            "flags": flags_for(contract),
+            "scratch": str(self.scratch),
+            "phase": limits.phase if self.confinement.level >= 2 else "build",
+            "own": limits.trust == "own",
+            "arena": self._shared(),
+        }
+        try:
+            told = self.call("hello", deadline_s=_START_S, **config)
+        except CandidateFailure as error:
+            raise SandboxError("starting", error.found) from error
+        self.surroundings = told["surroundings"]
+        if told["unshared"] and arena.arena_of(self.scratch) is not None:
+            telemetry.record("judge", "arena", "none", reason=str(told["unshared"]))
+            arena.withdraw(self.scratch)
+
+    def _shared(self) -> tuple[str, int] | None:
+        """Handle and bytes of memory of the GPU for this child; None without. A machine that has none of that kind does without."""
+        if not (self._shared_bytes and self.limits.gpu):
+            return None
+        try:
+            made = arena.share(self._shared_bytes, self.limits.device)
+        except SandboxError as error:
+            telemetry.record("judge", "arena", "none", reason=error.found)
+            return None
+        arena.lend(self.scratch, made)
+        return made.handle, made.size_bytes
+
+    def _death(self, verb: str) -> CandidateFailure:
+        assert self._process is not None
+        self.usable = False
+        try:
+            status = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return CandidateFailure(verb, "hung up without ending", "protocol")
+        if status >= 0:
+            detector = "protocol" if status == 0 else "resource"
+            return CandidateFailure(verb, f"the process exited with status {status} instead of answering{self._tail()}", detector)
+        name = signal.Signals(-status).name
+        return CandidateFailure(verb, f"the process died of {name}{self._tail()}", "resource")
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        text = self._log.read()[-_TAIL_CHARS:].decode(errors="replace").strip()
+        return f"; its last words: {text!r}" if text else ""
+
+
+def _ends_of(text: str) -> str:
+    """A long text without its middle: a traceback ends with what went wrong."""
+    return text if len(text) <= _ERROR_CHARS else f"{text[: _ERROR_CHARS // 2]} [...] {text[-_ERROR_CHARS // 2 :]}"
+
+
+def _confinement(limits: Limits) -> Confinement:
+    """The confinement that a child gets here. Raises SandboxError when its trust must not have it."""
+    seen = probe.survey(limits)
+    choice = choose(limits.trust, seen, unsafe=limits.unsafe)
+    reached = max(probed.level for probed in seen)
+    if not choice.level:
+        needed = LOWEST[limits.trust]
+        found = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
+        hint = f"to get it: {REMEDIES[reached + 1]}; `cudal1 doctor` shows every control"
+        extra = "; or allow it all the same with the setting unsafe_sandbox" if limits.trust == "foreign" and reached else ""
+        raise SandboxError("starting", f"{found} ({choice.missing}); {hint}{extra}")
+    used = next(probed for probed in seen if probed.level == choice.level)
+    if choice.missing:
+        telemetry.record("judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing)
+    return Confinement(
+        level=choice.level,
+        trust=limits.trust,
+        phase=limits.phase,
+        uid=used.uid,
+        kernel=used.kernel,
+        landlock=used.landlock if choice.level >= 2 else 0,
+        filter_digest=probe.filter_digest(limits, choice.level),
+        missing=choice.missing,
+        unsafe=choice.level < 2 and limits.trust == "foreign",
+    )

@@ -1,0 +1,94 @@
+"""The process that forks children, `python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`: see `nursery`, which starts
+it.
+
+It imports the modules, and then only forks and reaps: it runs nothing, touches no device and holds no result.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from torch_cudal1.core.settings import replace_environment
+from torch_cudal1.judge.sandbox.confine import __main__ as launcher
+from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
+from torch_cudal1.judge.worker import session
+
+__all__ = ["reap"]
+
+MOST_BYTES = 1 << 20
+
+
+def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
+    for module in imports:
+        importlib.import_module(module)
+    statuses: dict[int, int] = {}
+    answer: dict[str, Any]
+    while True:
+        text, fds, _, _ = socket.recv_fds(channel, MOST_BYTES, 2)
+        if not text:
+            return
+        request = json.loads(text)
+        if request["verb"] == "fork":
+            importlib.import_module(request["worker"])  # once here, rather than in every child
+            pid = os.fork()
+            if not pid:
+                channel.close()
+                _become(request, *fds)
+            for fd in fds:
+                os.close(fd)
+            answer = {"pid": pid}
+        else:
+            reap(statuses)
+            answer = {"status": statuses.pop(int(request["pid"]), None), "nursery": os.getpid()}
+        channel.send(json.dumps(answer).encode())
+
+
+def reap(statuses: dict[int, int]) -> None:
+    """Collect the forked processes that have ended: their exit statuses by pid, negative for a signal."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _become(request: Mapping[str, Any], channel: int, log: int) -> NoReturn:
+    """The supervisor, and in its fork the worker: where the launcher would execute a new interpreter, this one goes on."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    plan = Plan.from_json(request["plan"])
+    os.chdir(plan.scratch)
+    replace_environment(request["variables"])
+    later = request["variables"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path += [folder for folder in later if folder and folder not in sys.path]
+    tempfile.tempdir = None  # an import here may have asked for it: the child has its own
+    execute = os.execv
+
+    def go_on(path: str, command: list[str]) -> None:
+        os.execv = execute
+        os.close(log)
+        sys.argv = command
+        try:
+            session.main(channel, importlib.import_module(request["worker"]).VERBS)
+        finally:
+            os._exit(1)
+        os._exit(0)
+
+    os.execv = go_on  # type: ignore[assignment]
+    launcher.main(plan, ["worker"])
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

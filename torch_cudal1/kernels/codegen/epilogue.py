@@ -1,0 +1,146 @@
+"""What follows a matrix product, printed for its tile: bias, activation, residual, scale, and the stores; as Triton or as CUDA C++.
+
+`row` counts the rows of all matrices of the batch, `column` the columns. The element-wise expressions are `pointwise`'s; the C++ is
+a translation of the same templates, and what has none (half types, chains through other types) is refused with NotLowerableError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
+from torch_cudal1.kernels.codegen.triton_text import Printer, Tile
+from torch_cudal1.kernels.expr.affine import Atom, Form
+
+__all__ = ["CudaTail", "cuda_tail", "triton_tail", "values_of"]
+
+_C_TYPES = {"tl.float32": "float", "tl.int64": "i64", "tl.int32": "int", "tl.int1": "bool"}
+_C_LOADS = {"torch.float32": "float", "torch.int64": "i64", "torch.int32": "int", "torch.bool": "unsigned char"}
+_C_NAMES = {
+    "tl.where": "where",
+    "tl.abs": "absolute",
+    "tl.maximum": "nan_max",
+    "tl.minimum": "nan_min",
+    "tl.sqrt_rn": "__fsqrt_rn",
+    "tl.div_rn": "__fdiv_rn",
+    "tl.floor": "floorf",
+    "tl.ceil": "ceilf",
+}
+_INFINITY = {'float("inf")': "__int_as_float(0x7f800000)", 'float("-inf")': "__int_as_float(0xff800000)"}
+_NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])")
+_FULL = re.compile(r"tl\.full\(\[\], (.+), (tl\.\w+)\)")
+_CONVERSION = re.compile(r"\((\w+)\)\.to\((tl\.\w+)\)")
+
+
+class _TailPrinter(Printer):
+    """Prints statements where `row`, `column` and the product (`acc`) exist already."""
+
+    def __init__(self, nest: Nest, tile: Tile, masks: tuple[bool, bool]) -> None:
+        super().__init__(nest, tile)
+        self.row_mask, self.column_mask = masks
+        self.steady = frozenset()  # a product's tile may begin at any column
+
+    def lines(self) -> list[str]:
+        lines = [*self.digits("row", False), *self.digits("column", True)]
+        for s in self.nest.statements:
+            lines += [f"{s.name} = acc"] if s.kind == "product" else self.line(s)
+        return lines
+
+
+@dataclass(frozen=True)
+class CudaTail:
+    """C++ text of `tail(x, row, column, ...)` and `place(row, column)`; the values it reads, the one it writes.
+
+    `pairs`: columns 2i and 2i + 1 are neighbours in memory, aligned to two elements.
+    """
+
+    text: str
+    parameters: str
+    arguments: str
+    reads: tuple[int, ...]
+    written: int
+    pairs: bool
+
+
+def values_of(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Program values that are read and that are written, each once."""
+    groups = [dict.fromkeys(s.value for s in nest.statements if s.kind == kind) for kind in ("load", "store")]
+    return tuple(sorted(groups[0])), tuple(sorted(groups[1]))
+
+
+def triton_tail(nest: Nest, rows: int, columns: int, masks: tuple[bool, bool]) -> list[str]:
+    """Lines over `acc`, `row`, `column` and, where `masks` says so, `row_ok` and `column_ok`."""
+    return _TailPrinter(nest, Tile(rows, columns), masks).lines()
+
+
+def cuda_tail(nest: Nest) -> CudaTail:
+    """The tail as C++ functions. Raises NotLowerableError for several outputs, half types, or a template without a translation."""
+    stores = [s for s in nest.statements if s.kind == "store"]
+    if len(stores) != 1 or str(stores[0].node.dtype) != "torch.float32":
+        raise NotLowerableError("this product writes one fp32 tensor")
+    printer, store = Printer(nest, Tile(1, 1)), stores[0]
+    number = "i64" if printer.wide else "int"
+    digits = [_c(line, number) for line in (*printer.digits("row", False), *printer.digits("column", True))]
+    body = [_statement(printer, s) for s in nest.statements if s.kind != "store"]
+    reads = values_of(nest)[0]
+    loads = {s.value: _loaded(s) for s in nest.statements if s.kind == "load"}
+    parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
+    result = store.needs[0].name
+    lines = [
+        f"__device__ __forceinline__ float tail(float acc, {number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, *body, f"return {result};")),
+        "}",
+        f"__device__ __forceinline__ i64 place({number} row, {number} column) {{",
+        *(f"  {line}" for line in (*digits, f"return {printer.offset(store.access) or 0};")),
+        "}",
+    ]
+    arguments = "".join(f", p{value}" for value in reads)
+    return CudaTail("\n".join(lines), parameters, arguments, reads, store.value, _pairs(nest, store.access))
+
+
+def _pairs(nest: Nest, place: Form) -> bool:
+    """Whether columns 2i and 2i + 1 of any row are neighbours in memory, 8 bytes apart from the next pair."""
+    columns: list[Atom] = [a for a in nest.atoms if a.column and a.extent > 1]
+    last = columns[-1] if columns else None
+    rest = [step for atom, step in place.terms if atom is not last] + [place.offset]
+    return last is not None and last.extent % 2 == 0 and place.coefficient(last) == 1 and all(step % 2 == 0 for step in rest)
+
+
+def _loaded(s: Statement) -> str:
+    kind = _C_LOADS.get(str(s.node.dtype))
+    if kind is None:
+        raise NotLowerableError(f"a tail that reads {s.node.dtype} has no C++ form")
+    return kind
+
+
+def _statement(printer: Printer, s: Statement) -> str:
+    kind = _C_TYPES[s.node.compute]
+    if s.kind == "product":
+        return f"const float {s.name} = acc;"
+    if s.kind == "load":
+        text = f"__ldg(p{s.value} + {printer.offset(s.access) or 0})"
+        return f"const {kind} {s.name} = {text}{' != 0' if kind == 'bool' else ''};"
+    if s.kind == "position":
+        return f"const i64 {s.name} = {printer.offset(s.access) or 0};"
+    text = s.text.format(*(n.name for n in s.needs)) if s.kind == "map" else s.text
+    return f"const {kind} {s.name} = {_translated(text)};"
+
+
+def _translated(text: str) -> str:
+    text = text.replace(", propagate_nan=tl.PropagateNan.ALL", "")
+    for old, new in _INFINITY.items():
+        text = text.replace(old, new)
+    text = _FULL.sub(lambda m: f"({_C_TYPES[m[2]]})({m[1]})", text)
+    text = _CONVERSION.sub(lambda m: f"({_C_TYPES[m[2]]})({m[1]})" if m[2] in _C_TYPES else m[0], text)
+    text = re.sub(r"libdevice\.(\w+)\(", r"\1f(", text)
+    text = re.sub(r"tl\.\w+(?=\()", lambda m: _C_NAMES.get(m[0], m[0]), text)
+    text = _NUMBER.sub(r"\1f", text.replace("True", "true").replace("False", "false"))
+    if "tl." in text or ".to(" in text or "float(" in text.replace("(float)(", "").replace("__int_as_float(", ""):
+        raise NotLowerableError(f"no C++ form of {text!r}")
+    return text
+
+
+def _c(line: str, number: str) -> str:
+    return f"const {number} {line.replace('//', '/')};"

@@ -1,0 +1,320 @@
+"""Turns output expressions into one loop nest: statements over rows (programs) and columns (inside a reduction).
+
+The iteration space is the source of the island's first reduction, or the output of an element-wise island. Every other reduction
+must fold as many columns; a reshape that cuts a loop variable refines the space and scheduling starts over. What does not fit one
+nest raises NotLowerableError. Printing Triton is `source`'s work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.kernels.expr.affine import Atom, Cut, Form, Index, flatten, natural, row_major, unflatten
+from torch_cudal1.kernels.expr.element_order import in_order
+from torch_cudal1.kernels.expr.from_program import Output
+from torch_cudal1.kernels.expr.nodes import (
+    Constant,
+    Conv,
+    Dot,
+    Leaf,
+    Map,
+    Node,
+    Padded,
+    Position,
+    Reduce,
+    Scan,
+    View,
+    sources,
+)
+
+__all__ = ["Nest", "Statement", "reductions_of", "scans_of", "schedule", "schedule_operand", "schedule_tail"]
+
+_MAX_STATEMENTS = 256
+_MAX_CUTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """One assignment (or store) of the kernel.
+
+    `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the element of a Dot at its own place).
+    `text` is the template over `needs`, or the literal, or the kind of reduction or scan. `level` counts the reductions that must
+    be finished before it; `rows`, `columns`: what it varies over.
+    """
+
+    name: str
+    kind: str
+    node: Node
+    level: int = 0
+    rows: bool = False
+    columns: bool = False
+    text: str = ""
+    needs: tuple[Statement, ...] = ()
+    access: Form = field(default_factory=Form)
+    value: int = -1
+    limits: tuple[tuple[Form, int], ...] = ()  # of a load that may leave its tensor: each form must be in 0 .. limit
+
+    @property
+    def ready(self) -> int:
+        """The level at which its value may be used."""
+        return self.level + (self.kind == "reduce")
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Statements in order, over `rows` and `columns` (atoms, outermost first; no columns: element-wise)."""
+
+    statements: tuple[Statement, ...]
+    atoms: tuple[Atom, ...]
+
+    @property
+    def rows(self) -> tuple[Atom, ...]:
+        """Atoms spread over programs."""
+        return tuple(a for a in self.atoms if not a.column)
+
+    @property
+    def columns(self) -> tuple[Atom, ...]:
+        """Atoms folded by reductions."""
+        return tuple(a for a in self.atoms if a.column)
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return math.prod(a.extent for a in self.rows)
+
+    @property
+    def column_count(self) -> int:
+        """Number of columns."""
+        return math.prod(a.extent for a in self.columns)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether there is any reduction or scan: something that asks for whole rows."""
+        return any(s.kind in ("reduce", "scan") for s in self.statements)
+
+    @property
+    def levels(self) -> int:
+        """How many reductions follow one another."""
+        return max((s.ready for s in self.statements), default=0)
+
+
+def reductions_of(nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()) -> tuple[Reduce, ...]:
+    """Every reduction below `nodes`, sources before users, not looking below those in `stop`."""
+    seen: set[Node] = set(stop)
+    found: list[Reduce] = []
+
+    def visit(node: Node) -> None:
+        if node in seen:
+            return
+        seen.add(node)
+        for source in sources(node):
+            visit(source)
+        if isinstance(node, Reduce):
+            found.append(node)
+
+    for node in nodes:
+        visit(node)
+    return tuple(found)
+
+
+def scans_of(nodes: tuple[Node, ...]) -> tuple[Scan, ...]:
+    """Every scan below `nodes`."""
+    seen: dict[Node, None] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting += sources(node)
+    return tuple(node for node in seen if isinstance(node, Scan))
+
+
+def schedule(outputs: tuple[Output, ...]) -> Nest:
+    """One loop nest that computes all outputs. Raises NotLowerableError when they need more than one."""
+    nodes = tuple(o.node for o in outputs)
+    folds, scans = reductions_of(nodes), scans_of(nodes)
+    if scans:
+        sizes = [(size, dim == scans[0].dim) for dim, size in enumerate(scans[0].shape)]
+    elif folds:
+        sizes = [(size, dim in folds[0].dims) for dim, size in enumerate(folds[0].source.shape)]
+    else:
+        sizes = [(size, False) for size in max((o.node.shape for o in outputs), key=math.prod)]
+    nest = _simplified(_built(outputs, sizes))
+    if scans and len(nest.columns) > 1:
+        raise NotLowerableError("a scan whose elements have no single stride")
+    return nest
+
+
+def schedule_tail(outputs: tuple[Output, ...], dot: Dot) -> Nest:
+    """What follows a product, element by element: rows are its batch and rows in order, columns its columns; none is merged.
+
+    Of a convolution the columns are the channels, the rows everything else.
+
+    Raises NotLowerableError when an output needs the product at another place than its own, or has another number of elements.
+    """
+    if reductions_of(tuple(o.node for o in outputs)):
+        raise NotLowerableError("a reduction of a product needs whole rows, a tile has parts of them")
+    column = 1 if isinstance(dot, Conv) else len(dot.shape) - 1
+    sizes = [(size, dim == column) for dim, size in enumerate(dot.shape)]
+    return _built(tuple(in_order(output, dot) for output in outputs), sizes)
+
+
+def schedule_operand(operand: Output) -> Nest:
+    """A matrix that is made for each tile of a product: its rows are k, its columns the product's; none is merged.
+
+    Raises NotLowerableError where making it takes a reduction or a scan.
+    """
+    if reductions_of((operand.node,)) or scans_of((operand.node,)):
+        raise NotLowerableError("an operand made by a reduction or a scan: a product would repeat it for every tile")
+    rows, columns = operand.node.shape
+    return _built((operand,), [(rows, False), (columns, True)])
+
+
+def _built(outputs: tuple[Output, ...], sizes: list[tuple[int, bool]]) -> Nest:
+    for _ in range(_MAX_CUTS):
+        atoms = tuple(Atom(i, size, column) for i, (size, column) in enumerate(sizes))
+        try:
+            return _Builder(atoms).build(outputs)
+        except Cut as cut:
+            at, (size, column) = cut.atom.id, sizes[cut.atom.id]
+            sizes[at : at + 1] = [(size // cut.inner, column), (cut.inner, column)]
+    raise NotLowerableError(f"reshapes cut the loops more than {_MAX_CUTS} times")
+
+
+class _Builder:
+    """Emits statements for nodes at indices, each pair once."""
+
+    def __init__(self, atoms: tuple[Atom, ...]) -> None:
+        self.atoms = atoms
+        self.full = natural(atoms)
+        self.row = natural(tuple(a for a in atoms if not a.column))
+        self.column = natural(tuple(a for a in atoms if a.column))
+        self.statements: list[Statement] = []
+        self.memo: dict[tuple[int, Index], Statement] = {}
+        self.kept: list[Node] = []  # nodes made on the fly stay alive, so that ids stay unique
+
+    def build(self, outputs: tuple[Output, ...]) -> Nest:
+        total = math.prod(a.extent for a in self.atoms)
+        rows = math.prod(a.extent for a in self.atoms if not a.column)
+        for output in outputs:
+            numel = output.spec.numel
+            if numel not in (total, rows):
+                raise NotLowerableError(f"output {output.value} has {numel} elements; the loops have {total} over {rows} rows")
+            index = unflatten(self.full if numel == total else self.row, output.spec.shape)
+            source = self.emit(output.node, index)
+            access = flatten(index, output.spec.strides)
+            full = numel == total and any(a.column for a in self.atoms)
+            store = Statement(
+                "", "store", output.node, source.ready, True, full, needs=(source,), access=access, value=output.value
+            )
+            self.statements.append(store)
+        return Nest(tuple(self.statements), self.atoms)
+
+    def emit(self, node: Node, index: Index) -> Statement:
+        while isinstance(node, View):
+            index, node = node.remap(index), node.source
+        if isinstance(node, Constant):
+            index = ()
+        key = (id(node), index)
+        if key not in self.memo:
+            self.kept.append(node)
+            self.memo[key] = made = self._make(node, index)
+            self.statements.append(made)
+            if len(self.statements) > _MAX_STATEMENTS:
+                raise NotLowerableError(f"more than {_MAX_STATEMENTS} statements")
+        return self.memo[key]
+
+    def _make(self, node: Node, index: Index) -> Statement:
+        if isinstance(node, (Leaf, Position)):
+            return self._access(node, flatten(index, node.strides))
+        if isinstance(node, Padded):
+            return self._padded(node, node.remap(index))
+        if isinstance(node, Dot):
+            return self._product(node, flatten(index, row_major(node.shape)))
+        if isinstance(node, Reduce):
+            return self._reduce(node, index)
+        if isinstance(node, Scan):
+            return self._scan(node, index)
+        if not isinstance(node, (Map, Constant)):
+            raise NotLowerableError(f"a {type(node).__name__} has no kernel of its own")
+        needs = tuple(self.emit(arg, index) for arg in node.args) if isinstance(node, Map) else ()
+        text = node.template if isinstance(node, Map) else node.text if isinstance(node, Constant) else ""
+        kind = "map" if isinstance(node, Map) else "constant"
+        level = max((n.ready for n in needs), default=0)
+        rows, columns = any(n.rows for n in needs), any(n.columns for n in needs)
+        return Statement(self._name(), kind, node, level, rows, columns, text, needs)
+
+    def _name(self) -> str:
+        return f"t{len(self.statements)}"
+
+    def _access(self, node: Leaf | Position, form: Form) -> Statement:
+        kind, value = ("load", node.value) if isinstance(node, Leaf) else ("position", -1)
+        return Statement(self._name(), kind, node, 0, form.rows, form.columns, access=form, value=value)
+
+    def _padded(self, node: Padded, index: Index) -> Statement:
+        source = node.source
+        if not isinstance(source, Leaf):
+            raise NotLowerableError("a window over what is computed in the island: it would be computed once for every tap")
+        limits = tuple((form, size) for form, size in zip(index, source.shape, strict=True) if form.offset or form.largest >= size)
+        made = self._access(source, flatten(index, source.strides))
+        return replace(made, node=replace(source), text=node.fill, limits=limits)
+
+    def _product(self, node: Dot, form: Form) -> Statement:
+        if form != self.full:
+            raise NotLowerableError("an element is made of another element of the product than its own")
+        return Statement(self._name(), "product", node, 0, True, True)
+
+    def _reduce(self, node: Reduce, index: Index) -> Statement:
+        if any(form.columns for form in index):
+            raise NotLowerableError("a reduction is needed at every column of another one")
+        sizes = tuple(node.source.shape[d] for d in node.dims)
+        if math.prod(sizes) != math.prod(a.extent for a in self.atoms if a.column):
+            raise NotLowerableError(f"reductions over different numbers of columns: {sizes}")
+        inner = dict(zip(node.dims, unflatten(self.column, sizes), strict=True))
+        source = self.emit(node.source, tuple(inner.get(d, form) for d, form in enumerate(index)))
+        return Statement(self._name(), "reduce", node, source.ready, True, False, node.kind, (source,))
+
+    def _scan(self, node: Scan, index: Index) -> Statement:
+        others = [form for d, form in enumerate(index) if d != node.dim]
+        if index[node.dim] != self.column or any(form.columns for form in others):
+            raise NotLowerableError("a scan is needed at another place than its own, or along another dimension")
+        place = index[node.dim].shifted(-1) if node.exclusive else index[node.dim]
+        source = self.emit(node.source, tuple(place if d == node.dim else form for d, form in enumerate(index)))
+        return Statement(self._name(), "scan", node, source.level, True, True, node.kind, (source,))
+
+
+def _simplified(nest: Nest) -> Nest:
+    """Loop variables in memory order, and neighbours that are always walked together merged into one."""
+    accesses = [s.access for s in nest.statements if s.kind in ("load", "store", "position")]
+    accesses += [form for s in nest.statements for form, _ in s.limits]
+    main = max(accesses, key=lambda form: (len(form.terms), form.largest))
+    groups: list[list[list[Atom]]] = []
+    for column in (False, True):
+        atoms = [a for a in nest.atoms if a.column is column and a.extent > 1]
+        atoms.sort(key=lambda a: main.coefficient(a), reverse=True)
+        merged: list[list[Atom]] = []
+        for atom in atoms:
+            last = merged[-1][-1] if merged else None
+            if last and all(form.coefficient(last) == form.coefficient(atom) * atom.extent for form in accesses):
+                merged[-1].append(atom)
+            else:
+                merged.append([atom])
+        groups.append(merged)
+    return _renumbered(nest, [group for part in groups for group in part])
+
+
+def _renumbered(nest: Nest, groups: list[list[Atom]]) -> Nest:
+    fresh = {g[-1]: Atom(i, math.prod(a.extent for a in g), g[0].column) for i, g in enumerate(groups)}
+    done: dict[Statement, Statement] = {}
+    for old in nest.statements:
+        limits = tuple((_over(form, fresh), size) for form, size in old.limits)
+        done[old] = replace(old, access=_over(old.access, fresh), limits=limits, needs=tuple(done[n] for n in old.needs))
+    return Nest(tuple(done.values()), tuple(fresh.values()))
+
+
+def _over(form: Form, fresh: Mapping[Atom, Atom]) -> Form:
+    """The form over other atoms, each as its last old one moved."""
+    return Form(form.offset, tuple((new, form.coefficient(old)) for old, new in fresh.items() if form.coefficient(old)))

@@ -1,0 +1,130 @@
+"""Reductions in one pass that textbooks take two for: mean with squared deviations (Welford), sum of exponentials (online).
+
+Each lane of the tile keeps its own running values through the loop; afterwards lanes are put together. `started`, `stepped` and
+`finished` print the Triton lines before, in and after that loop. A lane whose columns have ended keeps what it has. A mean beside
+the squared deviations of the same (`twins`) has no lines of its own but `told`: they have it already.
+
+Where programs share a row, each has a piece of it in registers: `of_piece` prints what it tells the others, `joined` what is made
+of all their words, as of lanes.
+
+Source: B. P. Welford, Note on a method for calculating corrected sums of squares (1962); Chan, Golub, LeVeque 1983 for putting
+lanes together; Milakov, Gimelshein, Online normalizer calculation for softmax (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_cudal1.kernels.codegen.loop_nest import Statement
+
+__all__ = ["KINDS", "WORDS", "finished", "joined", "of_piece", "share_of_piece", "started", "stepped", "told", "twins"]
+
+WORDS = {"mean": ("mean",), "m2": ("mean", "acc"), "expsum": ("top", "acc")}  # what a lane or a piece has of each kind
+KINDS = frozenset(WORDS)
+_LOW = 'float("-inf")'
+
+
+def twins(statements: Sequence[Statement]) -> dict[Statement, Statement]:
+    """Each mean, and the squared deviations from it where the same level of reductions has them."""
+    squares = {(s.needs, s.level): s for s in statements if s.kind == "reduce" and s.text == "m2"}
+    means = [s for s in statements if s.kind == "reduce" and s.text == "mean"]
+    return {s: squares[s.needs, s.level] for s in means if (s.needs, s.level) in squares}
+
+
+def told(mean: Statement, squares: Statement) -> list[str]:
+    """The row's mean, after the lines of `finished` or `joined` for its twin."""
+    return [f"{mean.name} = center_{squares.name}"]
+
+
+def started(s: Statement, shape: str) -> list[str]:
+    """Before the loop: nothing seen."""
+    n, zeros = s.name, f"tl.zeros({shape}, tl.float32)"
+    if s.text == "expsum":
+        return [f"top_{n} = tl.full({shape}, {_LOW}, tl.float32)", f"acc_{n} = {zeros}"]
+    return [f"mean_{n} = {zeros}"] + [f"acc_{n} = {zeros}"] * (s.text == "m2")
+
+
+def stepped(s: Statement, columns: int, masked: bool) -> list[str]:
+    """One tile further."""
+    n, x = s.name, s.needs[0].name
+    if s.text == "expsum":
+        seen = f"tl.where(column_ok, {x}, {_LOW})" if masked else x
+        return [
+            f"x_{n} = {seen}",
+            f"next_{n} = nan_max(top_{n}, x_{n})",
+            f"safe_{n} = {_safe(f'next_{n}')}",
+            f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
+            f"top_{n} = next_{n}",
+        ]
+    lines = [f"away_{n} = {x} - mean_{n}", f"next_{n} = mean_{n} + away_{n} * (1.0 / (start // {columns} + 1))"]
+    if s.text == "m2":
+        lines.append(f"acc_{n} = {_kept(f'acc_{n} + away_{n} * ({x} - next_{n})', f'acc_{n}', masked)}")
+    return [*lines, f"mean_{n} = {_kept(f'next_{n}', f'mean_{n}', masked)}"]
+
+
+def finished(s: Statement, count: int, columns: int) -> list[str]:
+    """After the loop: the row's value, in `[rows, 1]`."""
+    return joined(s, count, columns, f"({count + columns - 1} - tl.arange(0, {columns})[None, :]) // {columns}")
+
+
+def joined(s: Statement, count: int, lanes: int, seen: str, axis: int = 1) -> list[str]:
+    """The row's value, in `[rows, 1]`, of the words of `lanes` lanes, of which each has seen `seen` of `count` elements.
+
+    `axis` 0: words are of one row and one-dimensional, and the value is a number.
+    """
+    n, along = s.name, f"axis={axis}" + ", keep_dims=True" * axis
+    if s.text == "expsum":
+        return [
+            f"row_{n} = {_maximum(f'top_{n}', axis)}",
+            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_safe(f'row_{n}')}), {along})",
+        ]
+    lines = [
+        f"seen_{n} = ({seen}).to(tl.float32)",
+        # around a first guess: far from zero, what is summed must be small beside the mean
+        f"guess_{n} = tl.sum(mean_{n}, {along}) * {1.0 / lanes!r}",
+        f"center_{n} = guess_{n} + tl.sum((mean_{n} - guess_{n}) * (seen_{n} * {1.0 / count!r}), {along})",
+    ]
+    if s.text == "mean":
+        return [*lines, f"{n} = center_{n}"]
+    lines.append(f"off_{n} = mean_{n} - center_{n}")
+    return [*lines, f"{n} = tl.sum(acc_{n} + off_{n} * off_{n} * seen_{n}, {along})"]
+
+
+def of_piece(s: Statement, masked: bool, size: str) -> list[str]:
+    """The words of a piece of `size` elements that is in registers, as textbooks have them."""
+    n, x = s.name, s.needs[0].name
+    if s.text == "expsum":
+        return [
+            f"x_{n} = {_other(x, _LOW, masked)}",
+            f"top_{n} = {_maximum(f'x_{n}')}",
+            f"exp_{n} = libdevice.exp(x_{n} - {_safe(f'top_{n}')})",
+            f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
+        ]
+    lines = [f"mean_{n} = tl.div_rn(tl.sum({_other(x, '0.0', masked)}, axis=1, keep_dims=True), {size})"]
+    if s.text == "m2":
+        lines.append(f"away_{n} = {_other(f'{x} - mean_{n}', '0.0', masked)}")
+        lines.append(f"acc_{n} = tl.sum(away_{n} * away_{n}, axis=1, keep_dims=True)")
+    return lines
+
+
+def share_of_piece(s: Statement, top: str) -> str:
+    """What a piece's own exponentials, `exp_` less its own maximum `top`, are to be times: then each is over the row's sum."""
+    return f"tl.div_rn(libdevice.exp({top} - {_safe(f'row_{s.name}')}), {s.name})"
+
+
+def _maximum(text: str, axis: int = 1) -> str:
+    """NaN if there is any."""
+    return f"tl.reduce({text}, {axis}, nan_max{', keep_dims=True' * axis})"
+
+
+def _other(value: str, outside: str, masked: bool) -> str:
+    return f"tl.where(column_ok, {value}, {outside})" if masked else value
+
+
+def _kept(new: str, old: str, masked: bool) -> str:
+    return f"tl.where(column_ok, {new}, {old})" if masked else new
+
+
+def _safe(top: str) -> str:
+    """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be NaN."""
+    return f"tl.where({top} == {_LOW}, 0.0, {top})"

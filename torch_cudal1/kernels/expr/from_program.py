@@ -1,0 +1,198 @@
+"""Reads an island's reference Program as tensor expressions: ATen steps in, output nodes with their exact specs out.
+
+Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An op without a handler, a dtype or
+an aliasing that the kernels cannot reproduce raises NotLowerableError with the reason. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.aten import overload
+from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.kernels.expr import views
+from torch_cudal1.kernels.expr.nodes import COMPUTE, FEW_BITS, Leaf, Map, Node, View
+from torch_cudal1.kernels.ops import (
+    attention_ops,
+    bessel_formulas,
+    convolutions,
+    losses,
+    matmul,
+    norms,
+    pointwise,
+    pooling,
+    reductions,
+    scans,
+    softmax,
+)
+from torch_cudal1.kernels.ops.pointwise import Handler
+
+__all__ = ["ANCHORS", "Output", "Trace", "trace"]
+
+# family -> its ops; the first family that has an op of the island names the proposal
+ANCHORS: Mapping[str, Mapping[str, Handler]] = {
+    "attention": attention_ops.HANDLERS,
+    "conv": convolutions.HANDLERS,
+    "gemm": matmul.HANDLERS,
+    "softmax": softmax.HANDLERS,
+    "norm": norms.HANDLERS,
+    "pooling": pooling.HANDLERS,
+    "scan": scans.HANDLERS,
+    "loss": losses.HANDLERS,
+    "reduction": reductions.HANDLERS,
+    "elementwise": {**pointwise.HANDLERS, **bessel_formulas.HANDLERS},
+}
+_IN_RANGE = frozenset(  # bytes stay bytes
+    {
+        *(f"bitwise_{name}.{kind}" for name in ("and", "or", "xor") for kind in ("Tensor", "Scalar")),
+        *(
+            "__rshift__.Scalar",
+            "__rshift__.Tensor",
+            "bitwise_right_shift.Tensor",
+            "bitwise_right_shift.Tensor_Scalar",
+            "stack.default",
+        ),
+    }
+)
+_NO_TENSOR = TensorSpec("int64", (), (), "cpu")  # of a number or an empty result, which no handler has an expression for
+_MAX_STEPS = 96  # beyond this a kernel runs out of registers long before it runs out of bandwidth
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output value of the reference: its number there, its expression, its spec."""
+
+    value: int
+    node: Node
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The distinct outputs, the specs of all leaves by value number, and the family."""
+
+    outputs: tuple[Output, ...]
+    leaves: Mapping[int, TensorSpec]
+    family: str
+
+
+def trace(program: Program) -> Trace:
+    """The tensor expressions of a reference Program of ATen steps. Raises NotLowerableError with the reason."""
+    leaves = _leaves(program)
+    nodes: dict[int, Node | None] = {}
+    for value, spec in leaves.items():
+        nodes[value] = Leaf(spec.shape, spec.torch_dtype, value, spec.strides)
+    specs, roots, families = dict(leaves), {value: value for value in leaves}, set()
+    if len(program.steps) > _MAX_STEPS:
+        raise NotLowerableError(f"{len(program.steps)} steps; at most {_MAX_STEPS} fit one kernel")
+    with FakeTensorMode() as mode:
+        fakes = {value: _fake(spec) for value, spec in leaves.items()}
+        for step in program.steps:
+            if not isinstance(step, Aten):
+                raise NotLowerableError(f"a step of kind {type(step).__name__}")
+            family, handler, name = _handler(step.target)
+            families.add(family)
+            results = _run_fake(step, fakes, mode)
+            outs = tuple(TensorSpec.of(result) if isinstance(result, torch.Tensor) else _NO_TENSOR for result in results)
+            args = tuple(_bind(arg, nodes) for arg in step.args)
+            made = handler(args, {k: _bind(v, nodes) for k, v in step.kwargs if v is not None}, outs)
+            made = made if name in _IN_RANGE else tuple(map(_wrapped, made))
+            for value, fake, spec, node in zip(step.outs, results, outs, made, strict=True):
+                fakes[value], specs[value], nodes[value] = fake, spec, node
+                roots[value] = roots[step.args[0].index] if name in views.ALIASING else value
+    outputs = _outputs(program, nodes, specs, roots)
+    family = next(family for family in ANCHORS if family in families or family == "elementwise")
+    if family == "gemm" and attention_ops.is_attention(tuple(o.node for o in outputs)):
+        family = "attention"
+    return Trace(outputs, leaves, family)
+
+
+def _wrapped(node: Node | None) -> Node | None:
+    """Eager's arithmetic on bytes begins anew past their range; here they are computed in more bits."""
+    if node is None or isinstance(node, (Leaf, View)) or node.dtype not in FEW_BITS:
+        return node
+    if node.dtype.is_floating_point:
+        raise NotLowerableError(f"a step that yields {node.dtype}: it would have to be rounded to that")
+    template = "({0} & 255)" if node.dtype is torch.uint8 else "((({0} + 128) & 255) - 128)"
+    return Map(node.shape, node.dtype, template, (node,))
+
+
+def _leaves(program: Program) -> dict[int, TensorSpec]:
+    specs = list(program.inputs) + [TensorSpec.of(program.payloads[name]) for name in program.constants]
+    for position, spec in enumerate(specs):
+        if position < len(program.inputs) and spec.device != "cuda":
+            raise NotLowerableError(f"input {position} is on {spec.device!r}; these kernels read CUDA memory only")
+        if spec.torch_dtype not in COMPUTE or spec.numel == 0:
+            raise NotLowerableError(f"input {position} is {spec.dtype} of shape {spec.shape}")
+    return {position: TensorSpec(s.dtype, s.shape, s.strides, "cuda") for position, s in enumerate(specs)}
+
+
+def _handler(target: str) -> tuple[str, Handler, str]:
+    name = target.removeprefix("aten.")
+    for family, handlers in (*ANCHORS.items(), ("elementwise", views.HANDLERS)):
+        if name in handlers:
+            return family, handlers[name], name
+    raise NotLowerableError(f"no kernel expression for {target}")
+
+
+def _fake(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
+
+
+def _run_fake(step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
+    op = overload(step.target)
+    named = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
+    if unusual := [key for key, _ in step.kwargs if key not in named]:
+        raise NotLowerableError(f"{step.target} is given {unusual} by name; the handlers read them by position")
+    args, kwargs = (_bind(arg, fakes) for arg in step.args), {k: _bind(v, fakes) for k, v in step.kwargs}
+    try:
+        result = op(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        raise NotLowerableError(f"{step.target} refuses these inputs: {error}") from error
+    return tuple(result) if step.many else (result,)
+
+
+def _bind(arg: Any, values: Mapping[int, Any]) -> Any:
+    if isinstance(arg, Value):
+        bound = values[arg.index]
+        if bound is None:
+            raise NotLowerableError(f"value {arg.index} is an empty result")
+        return bound
+    return tuple(_bind(item, values) for item in arg) if isinstance(arg, (tuple, list)) else arg
+
+
+def _outputs(
+    program: Program, nodes: Mapping[int, Node | None], specs: Mapping[int, TensorSpec], roots: Mapping[int, int]
+) -> tuple[Output, ...]:
+    wanted = dict.fromkeys(value for value in program.outputs if value is not None)
+    inputs = len(program.inputs) + len(program.constants)
+    if not wanted or any(roots[value] < inputs for value in wanted) or len({roots[v] for v in wanted}) < len(wanted):
+        raise NotLowerableError("an output shares memory with an input or with another output")
+    found = []
+    for value in wanted:
+        node, spec = nodes[value], specs[value]
+        if node is None:  # such as the seeds of attention without dropout, whose memory PyTorch leaves as it was
+            raise NotLowerableError(f"output {value} ({spec.dtype} of shape {spec.shape}) is a result that no kernel yields")
+        if spec.numel == 0 or not _dense(spec) or spec.device != "cuda" or not _is_written(spec):
+            raise NotLowerableError(f"output {value} is {spec}: empty, not dense, not on CUDA or of a dtype not handled")
+        found.append(Output(value, node, spec))
+    return tuple(found)
+
+
+def _is_written(spec: TensorSpec) -> bool:
+    return spec.torch_dtype in COMPUTE and spec.torch_dtype not in FEW_BITS
+
+
+def _dense(spec: TensorSpec) -> bool:
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

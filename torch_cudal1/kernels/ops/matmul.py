@@ -1,0 +1,211 @@
+"""Matrix products: ATen's as nodes, and a product's operands as addresses.
+
+`product_of` reads off the one product an island is made around. Operands are tensors in any layout, views of them included; an
+operand that must be computed first is refused, since the product would compute it once for every tile (`gemm` does so for weights
+of few bits). How a product is computed is `gemm`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import chain, count, pairwise
+from typing import Any
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.expr.affine import Atom, Cut, Form, Index, flatten, natural
+from torch_cudal1.kernels.expr.nodes import Dot, Leaf, Node, View, constant, every, pointwise
+from torch_cudal1.kernels.ops.pointwise import Handler
+
+__all__ = [
+    "HANDLERS",
+    "Digit",
+    "Operand",
+    "Product",
+    "Sizes",
+    "cut_in_two",
+    "matrices",
+    "places",
+    "product_of",
+    "product_with",
+    "streamed",
+]
+
+_MOST_CUTS = 8
+Sizes = tuple[tuple[int, ...], ...]  # of the number of a matrix, its rows and its columns, each counted by one digit or several
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """Of the number of a matrix in its batch: `number // every % extent`, each step of which is `stride` elements."""
+
+    every: int
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Program value `value` as a matrix: strides in elements of its rows (B: columns), of k and of the batch (0: shared).
+
+    `digits`: where the matrices of a batch lie at no single stride; `batch` is 0 then.
+    """
+
+    value: int
+    row: int
+    depth: int
+    batch: int = 0
+    offset: int = 0
+    digits: tuple[Digit, ...] = ()
+
+    def reach(self, batch: int) -> int:
+        """The largest step from its first element to the first one of any of `batch` matrices."""
+        return self.batch * batch + sum(digit.stride * digit.extent for digit in self.digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """C (batch, m, n) = A (batch, m, k) B (batch, k, n), of tensors of `dtype`, summed in fp32."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    left: Operand
+    right: Operand
+    dtype: torch.dtype
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def streamed(product: Product) -> tuple[Product, bool]:
+    """The product with the operand that is read as it lies as its left one, and whether that was the right one.
+
+    Its rows must lie in memory 16 bytes at a time. Of two such operands it is the larger. Raises NotLowerableError without one.
+    """
+    sides = [(product.m, product.left, False), (product.n, product.right, True)]
+    fit = [side for side in sides if side[1].depth == 1 and _aligned(side[1]) and product.k % 4 == 0]
+    if not fit:
+        raise NotLowerableError("neither operand has rows along k that begin at 16 bytes")
+    if not max(fit, key=lambda side: side[0])[2]:
+        return product, False
+    return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
+
+
+def _aligned(operand: Operand) -> bool:
+    return all(step % 4 == 0 for step in (operand.row, operand.batch, operand.offset))
+
+
+def product_of(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
+    """The only product below `outputs`. Raises NotLowerableError without one, with two, or when an operand is not in memory."""
+    dots = every(Dot, outputs)
+    if len(dots) != 1:
+        raise NotLowerableError(f"{len(dots)} matrix products in one island")
+    return dots[0], product_with(dots[0])
+
+
+def product_with(dot: Dot, right: Operand | None = None) -> Product:
+    """The product `dot`; `right`: its right operand where that is not in memory. Raises NotLowerableError as `product_of`."""
+    batch = dot.left.shape[0] if len(dot.left.shape) == 3 else 1
+    (m, k), n = dot.left.shape[-2:], dot.right.shape[-1]
+    return Product(batch, m, n, k, matrices(dot.left), right or _turned(matrices(dot.right)), dot.left.dtype)
+
+
+def _turned(operand: Operand) -> Operand:
+    return replace(operand, row=operand.depth, depth=operand.row)
+
+
+def matrices(node: Node) -> Operand:
+    """`node`, a matrix or a batch of them, as it lies in memory behind its views: `row` along its rows, `depth` along its columns.
+
+    Raises NotLowerableError where it is computed, or where a row or a column has no single stride.
+    """
+    sizes: Sizes = tuple((size,) for size in (1, *node.shape)[-3:])
+    for _ in range(_MOST_CUTS):
+        index, below = places(sizes)[3 - len(node.shape) :], node
+        try:
+            while isinstance(below, View):
+                index, below = below.remap(index), below.source
+            break
+        except Cut as cut:
+            sizes = cut_in_two(sizes, cut)
+    if not isinstance(below, Leaf):
+        raise NotLowerableError("an operand is computed in the island; a product reads its operands from memory")
+    form = flatten(index, below.strides)
+    batch, *matrix = ([_digit(atom, form, group) for atom in group] for group in _atoms(sizes))
+    row, depth = (_stride(digits, if_single=1) for digits in matrix)
+    if row is None or depth is None:
+        raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
+    plane = _stride(batch, if_single=0)
+    rest = tuple(digit for digit in batch if digit.stride and digit.extent > 1) if plane is None else ()
+    return Operand(below.value, row, depth, plane or 0, form.offset, rest)
+
+
+def _digit(atom: Atom, form: Form, group: tuple[Atom, ...]) -> Digit:
+    inner = group[group.index(atom) + 1 :]
+    return Digit(math.prod(one.extent for one in inner), atom.extent, form.coefficient(atom))
+
+
+def _stride(digits: list[Digit], *, if_single: int) -> int | None:
+    """The one stride of what the digits count; None where it has none. Of a single element it is any: `if_single`."""
+    digits = [digit for digit in digits if digit.extent > 1]
+    if any(outer.stride != inner.stride * inner.extent for outer, inner in pairwise(digits)):
+        return None
+    return digits[-1].stride if digits else if_single
+
+
+def _atoms(sizes: Sizes) -> tuple[tuple[Atom, ...], ...]:
+    numbers = count()
+    return tuple(tuple(Atom(next(numbers), size) for size in group) for group in sizes)
+
+
+def places(sizes: Sizes) -> Index:
+    """Number of the matrix, row and column as forms."""
+    return tuple(natural(group) for group in _atoms(sizes))
+
+
+def cut_in_two(sizes: Sizes, cut: Cut) -> Sizes:
+    """The sizes with what `cut` asks for cut."""
+    made: list[tuple[int, ...]] = []
+    for group in _atoms(sizes):
+        cuts = ((atom.extent // cut.inner, cut.inner) if atom == cut.atom else (atom.extent,) for atom in group)
+        made.append(tuple(chain.from_iterable(cuts)))
+    return tuple(made)
+
+
+def _dot(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    left, right = args[:2]
+    if len(args) != 2 or kwargs:
+        raise NotLowerableError(f"unexpected arguments {args[2:]!r} {kwargs!r}")
+    if left.dtype not in _DTYPES or right.dtype != left.dtype or outs[0].torch_dtype != left.dtype:
+        raise NotLowerableError(f"a product of {left.dtype} and {right.dtype}")
+    return (Dot(outs[0].shape, left.dtype, left, right),)
+
+
+def _dot_added(args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
+    """beta * bias + alpha * (left @ right); with beta 0 the bias is not read, NaN or not."""
+    bias, left, right = args[:3]
+    beta, alpha = (kwargs.get(name, args[i] if len(args) > i else 1) for i, name in ((3, "beta"), (4, "alpha")))
+    (made,) = _dot((left, right), {}, outs)
+    dtype = outs[0].torch_dtype
+    if alpha != 1:
+        made = pointwise("({0} * {1})", made, constant(alpha, dtype), dtype=dtype)
+    if beta == 0:
+        return (made,)
+    added = bias if beta == 1 else pointwise("({0} * {1})", bias, constant(beta, dtype), dtype=dtype)
+    return (pointwise("({0} + {1})", made, added, dtype=dtype, shape=outs[0].shape),)
+
+
+HANDLERS: dict[str, Handler] = {
+    "mm.default": _dot,
+    "bmm.default": _dot,
+    "addmm.default": _dot_added,
+    "baddbmm.default": _dot_added,
+}

@@ -1,0 +1,221 @@
+"""Matrix products of fp32 on Hopper's tensor cores, at fp32 accuracy: `packed_*.cu` specialised for an island.
+
+Three launches. The first reads both operands and notes the size of each row; the second reads them again, cuts them into 16-bit
+pieces and lays these out as the tensor cores read them (4, 6 or 2 bytes an element); the third multiplies. What a method's result
+holds, with u = 2^-24:
+
+    packed-bf16x6   three bf16 pieces hold all 24 bits and fp32's range: the error is about that of an fp32 sum
+    packed-f16x3    two fp16 pieces hold 22 bits of a row scaled by a power of two, so that a product's error is at most 3 u |a||b|;
+                    numbers below 2^-17 of their row's largest lose bits: 2^-39 (max|a_i| |b_j| + |a_i| max|b_j|) more. Where that
+                    could matter for a third of a row or half of a column within a tile, the tile is computed again in plain fp32
+    packed-stream   as packed-f16x3, but the operand with more rows is read as it lies and cut on its way to the tensor core, scaled
+                    by rows of 64 of k: a large weight costs one pass over memory
+    packed-f16x1    one fp16 piece, 11 bits as TF32 has: only where the user allows TF32
+
+A tile with NaN, infinity, numbers above 3.3e38 or rows whose largest is tiny is computed again in plain fp32 as well, by a slow
+loop: right before fast. Partial sums leave the tensor core every 64 * promote of k, because its accumulator truncates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+
+import torch
+
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.kernels.codegen.epilogue import CudaTail, cuda_tail
+from torch_cudal1.kernels.ops.matmul import Operand, Product, streamed
+from torch_cudal1.kernels.proposal import Cuda, Kernel, Proposal
+from torch_cudal1.kernels.templates.gemm import Parts
+from torch_cudal1.kernels.templates.gemm_tiles import Schedule, read
+
+__all__ = ["packed"]
+
+_TWO = (1, 2, 3)  # HALF, PLANES, PRODUCTS
+_PIECES = {"packed-f16x3": _TWO, "packed-stream": _TWO, "packed-bf16x6": (0, 3, 6), "packed-f16x1": (1, 1, 1)}
+_FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")  # one text in three parts
+_STREAM = "packed_stream.cu"  # and a fourth
+_PITCH = 320  # bytes of a row of the streamed operand in the ring
+_DEPTH, _ROWS = 64, 128
+_REACH = 2**31 - 1
+_THREADS = {"measure": 256, "pack": 256, "multiply": 384}
+
+
+def packed(parts: Parts, proposal: Proposal, first: int) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+    """The three kernels, and their scratch values numbered from `first`. Raises NotLowerableError when the tail has no C++ form."""
+    if parts.weight is not None:
+        raise NotLowerableError("a weight that is made in the island; packing reads operands from memory")
+    schedule, product, tail = read(proposal), parts.product, cuda_tail(parts.tail)
+    swapped = False
+    if stream := schedule.method == "packed-stream":
+        product, swapped = streamed(product)
+    if product.dtype is not torch.float32 or schedule.method not in _PIECES:
+        raise NotLowerableError(f"method {schedule.method} for a product of {product.dtype}")
+    _, planes, _ = _PIECES[schedule.method]
+    sizes = _sizes(product, schedule) | {"STREAM": int(stream), "SWAPPED": int(swapped)}
+    if max(product.m * product.k, product.n * product.k, sizes["M_PAD"] * sizes["CHUNKS"] * 64) > _REACH:
+        raise NotLowerableError("a matrix of more than 2^31 elements")
+    scratch: dict[int, TensorSpec] = {}
+    sides = ((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))
+    for i, (batch, rows) in list(enumerate(sides))[int(stream) :]:
+        scratch[first + i] = _dense("float32", (batch, sizes["SEGMENTS"], rows, 4))
+        scratch[first + 2 + i] = _dense("int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH))
+        scratch[first + 4 + i] = _dense("int32", (batch, rows, 2))
+    operands = (product.left.value, product.right.value)
+    facts, pieces = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
+    text, name = _text(schedule, tail, sizes)
+    defines = tuple(sorted((sizes | {"PAIRS": int(tail.pairs)}).items()))
+    if stream:
+        a, b = operands
+        values = {
+            "measure": (b, facts[1]),
+            "pack": (b, facts[1], pieces[1], pieces[3]),
+            "multiply": (a, b, pieces[1], pieces[3], tail.written, *tail.reads),
+        }
+        return _kernels(text, name, defines, values), scratch
+    values = {
+        "measure": (*operands, *facts),
+        "pack": (*operands, *facts, *pieces),
+        "multiply": (*operands, *pieces, tail.written, *tail.reads),
+    }
+    return _kernels(text, name, defines, values), scratch
+
+
+def _kernels(
+    text: str, name: str, defines: tuple[tuple[str, int], ...], values: Mapping[str, tuple[int, ...]]
+) -> tuple[Kernel, ...]:
+    sizes = dict(defines)
+    left = sizes["BM"] * (_PITCH if sizes["STREAM"] else sizes["PLANES"] * 2 * _DEPTH)
+    ring = 1024 + sizes["STAGES"] * (left + sizes["PLANES"] * sizes["BN"] * 2 * _DEPTH + 16)
+    shared = {"measure": 8 * 128 * 16, "pack": sizes["PLANES"] * 128 * _DEPTH * 2 + 512, "multiply": ring}
+    clusters = {"measure": 1, "pack": 1, "multiply": sizes["CLUSTER"]}
+    made = []
+    for kind, grid in _grids(sizes).items():
+        arguments = tuple((value, "*") for value in values[kind])
+        cuda = Cuda(defines, shared[kind], clusters[kind])
+        made.append(Kernel(f"{kind}_{name}", text, arguments, grid, _THREADS[kind] // 32, cuda=cuda))
+    return tuple(made)
+
+
+def _sizes(product: Product, schedule: Schedule) -> dict[str, int]:
+    half, planes, products = _PIECES[schedule.method]
+    blocks = product.batch * math.ceil(min(product.m, product.n) / 128)  # at least so many measure a segment
+    segments = min(
+        max(8, 264 // blocks), 32, math.ceil(product.k / _DEPTH / 4)
+    )  # each block that packs reads what all of them noted
+    height = _ROWS * schedule.cluster
+    together = max(1, schedule.promote)
+    chunks = math.ceil(product.k / _DEPTH / together) * together
+    return {
+        "HALF": half,
+        "PLANES": planes,
+        "PRODUCTS": products,
+        "BM": _ROWS,
+        "BN": schedule.columns,
+        "ACC": schedule.columns // 2,
+        "STAGES": schedule.stages,
+        "PROMOTE": schedule.promote,
+        "GROUP": schedule.group,
+        "BATCH": product.batch,
+        "M": product.m,
+        "N": product.n,
+        "K": product.k,
+        "M_PAD": math.ceil(product.m / height) * height,
+        "CLUSTER": schedule.cluster,
+        "N_PAD": math.ceil(product.n / schedule.columns) * schedule.columns,
+        "CHUNKS": chunks,
+        "SEGMENTS": segments,
+        "SEGMENT": math.ceil(chunks / segments),
+        "PACK_CHUNKS": 4,
+        **_operand("A", product.left, product.batch),
+        **_operand("B", product.right, product.batch),
+    }
+
+
+def _operand(name: str, operand: Operand, batch: int) -> dict[str, int]:
+    if operand.digits:
+        raise NotLowerableError("a batch whose matrices lie at no single stride")
+    shared = operand.batch == 0
+    return {
+        f"{name}_ROW": operand.row,
+        f"{name}_K": operand.depth,
+        f"{name}_BATCH": operand.batch,
+        f"{name}_OFFSET": operand.offset,
+        f"{name}_BATCHES": 1 if shared else batch,
+    }
+
+
+def _grids(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Blocks of each kernel, in launch order."""
+    packed = (("B", "N"),) if sizes["STREAM"] else (("A", "M"), ("B", "N"))
+    rows = sum(sizes[f"{side}_BATCHES"] * math.ceil(sizes[f"{pad}_PAD"] / 128) for side, pad in packed)
+    return {
+        "measure": rows * sizes["SEGMENTS"],
+        "pack": rows * math.ceil(sizes["CHUNKS"] / sizes["PACK_CHUNKS"]),
+        "multiply": sizes["BATCH"] * (sizes["M_PAD"] // _ROWS) * (sizes["N_PAD"] // sizes["BN"]),
+    }
+
+
+def _text(schedule: Schedule, tail: CudaTail, sizes: Mapping[str, int]) -> tuple[str, str]:
+    """The C++ text, and the name its kernels share."""
+    parts = (*_FILES, _STREAM) if sizes["STREAM"] else _FILES
+    text = "".join((files("torch_cudal1.kernels.templates") / name).read_text() for name in parts)
+    # everything that changes the code is in the name, which thus stands for one machine code
+    digest = hashlib.sha256((text + tail.text + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
+    name = f"{schedule.method.removeprefix('packed-')}_{digest}"
+    words = {
+        "WGMMA_DEFINITION": _wgmma(schedule.columns, "f16" if sizes["HALF"] else "bf16", held=bool(sizes["STREAM"])),
+        "TAIL_DEFINITION": tail.text,
+        "TAIL_PARAMETERS": tail.parameters,
+        "TAIL_ARGUMENTS": tail.arguments,
+        "INDEX": "i64" if "i64 row" in tail.text else "int",
+        "    MEASURE(": f"    measure_{name}(",
+        "    PACK(": f"    pack_{name}(",
+        "    MULTIPLY(": f"    multiply_{name}(",
+    }
+    head, _, body = text.partition("typedef unsigned int u32")
+    body = "typedef unsigned int u32" + body
+    for word, meant in words.items():
+        body = body.replace(word, meant)
+    return head + body, name
+
+
+def _wgmma(columns: int, kind: str, *, held: bool) -> str:
+    """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named one by one.
+
+    `held`: as `WGMMA_HELD`, whose first operand is in registers.
+    """
+    count = columns // 2
+    if held:
+        return _wgmma_held(count, columns, kind)
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""__device__ __forceinline__ void WGMMA(float (&d)[{count}], u64 a, u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}"
+      : {outputs}
+      : "l"(a), "l"(b), "r"(add));
+}}"""
+
+
+def _wgmma_held(count: int, columns: int, kind: str) -> str:
+    registers = ", ".join(f"%{i}" for i in range(count))
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""__device__ __forceinline__ void WGMMA_HELD(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, {{{left}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
+      : {outputs}
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}}"""
+
+
+def _dense(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return TensorSpec(dtype, shape, strides, "cuda")

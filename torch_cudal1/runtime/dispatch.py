@@ -1,0 +1,94 @@
+"""The quick way into a bound module: one C++ entry from the user's arguments to the module's result, where it is built.
+
+`Direct` says how a graph's callable serves the user's call without AOTAutograd's wrapper around it; `entry` makes the C++ table
+that such bindings go into (csrc/fast.cpp). For a call that the table does not serve, for whatever reason, it returns `miss()`, and
+the caller goes the slow way, which knows every case. Nothing here binds, checks or decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+
+from torch_cudal1.core import native
+from torch_cudal1.runtime import kill_switch
+
+__all__ = ["Call", "Direct", "Entry", "entry", "miss", "through"]
+
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Entry(Protocol):
+    """`_native.FastPath`: called with args and kwargs, it returns the module's result, or `miss()`."""
+
+    served: int
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """The module's result, or `miss()`."""
+
+    def add(self, *binding: Any) -> bool:
+        """(owner, args, kwargs, guard, sources, runner, finish, conditions): serve such calls from now on, in the present state of
+        switches. `conditions` is None, or a check that is given {module, args, kwargs} at each call, with that module.
+        """
+
+    def clear(self) -> None:
+        """Forget every binding."""
+
+    def counts(self) -> list[tuple[object, int]]:
+        """Owners of what is bound, each with the calls served."""
+
+
+@dataclass(frozen=True, eq=False)
+class Direct:
+    """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's, in fresh memory.
+
+    `sources` are the runner's inputs: the number of a tensor among the user's arguments, or a tensor of the module. `runner()` is
+    the callable, None while it must not run. `finish` gives the outputs their form; None if the module returns the first of
+    them as it is. `conditions` is what Dynamo checks at each call (None: nothing).
+    """
+
+    runner: Callable[[], Callable[[Sequence[torch.Tensor]], Any] | None]
+    sources: tuple[int | torch.Tensor, ...]
+    finish: Callable[[Sequence[torch.Tensor]], Any] | None
+    conditions: Callable[[dict[str, Any]], bool] | None = None
+
+    def into(
+        self, table: Entry, owner: object, guard: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Let `table` serve calls of `module` like this one while `guard` and the conditions hold. Without effect if it does
+        already, or nothing may run.
+        """
+        runner = self.runner()
+        if runner is not None and guard.native is not None:
+            conditions = None if self.conditions is None else (self.conditions, module)
+            table.add(owner, args, dict(kwargs), guard.native, self.sources, runner, self.finish, conditions)
+
+
+def entry(*, cuda: bool) -> Entry | None:
+    """An empty table, or None without the extension. `cuda`: the switches of CUDA are part of what must be as it was."""
+    extension = native.extension()
+    if extension is None:
+        return None
+    table: Entry = extension.FastPath(cuda, vars(kill_switch), vars(forward_ad), vars(torch.compiler))
+    return table
+
+
+def miss() -> object:
+    """What a table returns for a call that it does not serve."""
+    extension = native.extension()
+    return None if extension is None else extension.MISS
+
+
+def through(table: Entry, slow: Call) -> Call:
+    """`slow`, with `table` in front of it."""
+    absent = miss()
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = table(args, kwargs)
+        return slow(args, kwargs) if result is absent else result
+
+    return call

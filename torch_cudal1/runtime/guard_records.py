@@ -1,0 +1,219 @@
+"""The records of a module guard: what is watched, what it was when the guard was bound, and where it is.
+
+Data only: `torch_cudal1.runtime.guard_builder` makes the records, `torch_cudal1.runtime.guard` and `csrc/guard.cpp` compare them
+with the present.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+__all__ = [
+    "ABSENT",
+    "FACTS",
+    "HEAP_TYPE",
+    "IGNORED",
+    "Cell",
+    "Code",
+    "Empty",
+    "Home",
+    "Items",
+    "Kin",
+    "Lookup",
+    "Raw",
+    "Refusal",
+    "Table",
+    "TensorFacts",
+    "Watched",
+    "bodies_of",
+    "names_but",
+    "tensor_facts",
+    "without_state",
+]
+
+IGNORED = "_compiled_call_impl"  # where accelerate() sits; nn.Module itself drops it from its state
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by Python code
+_HOOKS_OF_ALL = "torch.nn.modules.module."
+FACTS = ("dtype", "device", "shape", "strides", "requires_grad", "layout", "address", "conjugate bit", "negative bit")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """This module cannot be guarded, and why; it keeps running as it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """The class of an object."""
+
+    where: str
+    thing: object
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The attribute dictionary of an object: it may be replaced as a whole."""
+
+    where: str
+    thing: object
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A dictionary whose keys and values stay the same objects in the same order; `IGNORED` is skipped where `skips`. Without
+    `values` its keys, which are bytes, stay the same in any order, but for those that begin with `but`.
+    """
+
+    where: str
+    what: str
+    table: Mapping[Any, Any]
+    keys: tuple[object, ...]
+    values: tuple[object, ...] | None
+    skips: bool = False
+    owner: type | None = None  # the class whose body `table` shows
+
+    but: bytes = b""
+
+    @classmethod
+    def of_names(cls, where: str, what: str, table: dict[bytes, Any], *, but: bytes) -> Table:
+        """The record of which keys there are, whatever lies under them."""
+        return cls(where, what, table, names_but(table, but), None, but=but)
+
+
+def names_but(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
+    """The names that do not begin with `prefix`."""
+    return tuple(name for name in table if not name.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list, deque or set whose items stay the same objects in the same order."""
+
+    where: str
+    thing: Any
+    items: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A bytearray and its content."""
+
+    where: str
+    thing: bytearray
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A hook dictionary, empty at the walk."""
+
+    where: str
+    hooks: Mapping[Any, Any]
+
+
+class _Absent:
+    """What a `Lookup` finds where there is nothing."""
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A name that a call looks up: in a dict, or in the body of a class. `value` is ABSENT where there was none."""
+
+    where: str
+    table: dict[Any, Any] | type
+    key: Any
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A function, whose code reloading tools replace, and its default arguments."""
+
+    where: str
+    function: types.FunctionType
+    code: types.CodeType
+    defaults: tuple[object, ...] | None
+    kwdefaults: dict[str, object] | None
+
+    @classmethod
+    def of(cls, where: str, function: types.FunctionType) -> Code:
+        """The record of a function as it is now."""
+        return cls(where, function, function.__code__, function.__defaults__, function.__kwdefaults__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A closure variable."""
+
+    where: str
+    cell: types.CellType
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts and not the object."""
+
+    where: str
+    tensor: torch.Tensor
+    kind: type
+    facts: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Everything a guard checks. Holding it keeps objects alive (so that identities are not reused), but no old tensor storage."""
+
+    kins: tuple[Kin, ...]
+    homes: tuple[Home, ...]
+    tables: tuple[Table, ...]
+    items: tuple[Items, ...]
+    raws: tuple[Raw, ...]
+    empties: tuple[Empty, ...]
+    lookups: tuple[Lookup, ...]
+    codes: tuple[Code, ...]
+    cells: tuple[Cell, ...]
+    tensors: tuple[TensorFacts, ...]
+
+
+def bodies_of(classes: Iterable[type]) -> Watched:
+    """The bodies of classes, for a guard of them alone."""
+    tables = tuple(
+        Table(
+            f"class {kind.__qualname__}", "class attribute", vars(kind), tuple(vars(kind)), tuple(vars(kind).values()), owner=kind
+        )
+        for kind in classes
+        if kind.__flags__ & HEAP_TYPE
+    )
+    return Watched((), (), tables, (), (), (), (), (), (), ())
+
+
+def without_state(watched: Watched) -> Watched:
+    """What Dynamo does not guard itself when it runs a module: hooks, and the bodies and functions of classes. Not the state, which
+    a call may change.
+    """
+    bodies = tuple(table for table in watched.tables if table.owner is not None)
+    lookups = tuple(
+        lookup for lookup in watched.lookups if isinstance(lookup.table, type) or lookup.where.startswith(_HOOKS_OF_ALL)
+    )
+    return replace(watched, tables=bodies, items=(), raws=(), lookups=lookups, cells=(), tensors=())
+
+
+def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a compiled program relies on of a dense tensor besides values; the address counts as "aligned" to 16 bytes or not."""
+    address = tensor.data_ptr()
+    place = "none" if not address else "unaligned" if address % 16 else "aligned"
+    form = (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.layout)
+    return (*form, place, tensor.is_conj(), tensor.is_neg())

@@ -1,0 +1,71 @@
+"""Where compiled kernels lie in a cache, and how much they take.
+
+    <cache>/built/<versions>/<key[:2]>/<key>.safetensors    the Program of a proposal
+    <cache>/built/<versions>/<key[:2]>/<key>.json           why a proposal does not compile
+
+`versions` names what compiles: this package, torch, Triton, and a digest of the templates. A search takes kernels of its own
+versions only: those of others serve nobody but another installation that shares the cache. What is in the files is not known
+here. Any of them may go at any moment: a search that does not find one compiles it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from torch_cudal1.core.version import __version__
+from torch_cudal1.device.target import triton_version
+from torch_cudal1.store.cache.files import files_under, size_of
+
+__all__ = ["Kept", "built_home", "built_path", "kept_under", "timings_home", "versions_name"]
+
+_TEMPLATES = Path(__file__).parents[2] / "kernels"
+_ENDINGS = (".safetensors", ".json")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many compilations are kept, and what they take."""
+
+    count: int
+    size_bytes: int
+
+
+def built_home(cache_dir: Path) -> Path:
+    """The folder of all compiled kernels of a cache."""
+    return cache_dir / "built"
+
+
+def timings_home(cache_dir: Path) -> Path:
+    """The folder of what races have measured of them, which `search.cost_model.timings` fills."""
+    return cache_dir / "timings"
+
+
+def built_path(cache_dir: Path, key: str) -> Path:
+    """Where the kernel of that key lies, as compiled by the versions installed here."""
+    return built_home(cache_dir) / versions_name() / key[:2] / f"{key}.safetensors"
+
+
+def kept_under(cache_dir: Path) -> Kept:
+    """What is kept now, of all versions; files that vanish meanwhile count as gone."""
+    home = built_home(cache_dir)
+    sizes = [size_of(path) for ending in _ENDINGS for path in files_under(home, ending)]
+    return Kept(len(sizes), sum(sizes))
+
+
+@cache
+def versions_name() -> str:
+    """The name of the folder for what is compiled here now: readable, and another one after each change of a template."""
+    return f"{__version__}-torch{torch.__version__}-triton{triton_version() or 'none'}-{_templates()[:16]}"
+
+
+def _templates() -> str:
+    """Digest of the templates: who works on them must not meet the kernels of yesterday."""
+    found = hashlib.sha256()
+    for path in sorted(_TEMPLATES.rglob("*.[pc][yu]")):
+        found.update(path.relative_to(_TEMPLATES).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,240 @@
+"""The two lists that a platform team owns, as TOML: whose signatures count, and what must not be used any more.
+
+    [[publisher]]                                  [[revoked]]
+    name = "platform-team"                         entry = "<digest>"      # or program = "<digest>", or key = "ed25519:..."
+    key = "ed25519:<64 hex digits>"                reason = "wrong for NaN on driver 580.65"
+
+A list is read again when its file changes. One that is absent, damaged, says a word that is not known, or that everybody may write
+is a `BadList` naming the file and the line, never an empty list. A symbolic link is followed (mounted configuration is one), is
+told to the log once, and must be this user's or root's. Whether a list's content is wise is not checked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+import threading
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from torch_cudal1.core.errors import SettingError
+from torch_cudal1.ir.records import Miss
+from torch_cudal1.store.cache.files import NotStored, hold, write_file
+from torch_cudal1.store.trust.signatures import parse_public
+
+__all__ = ["BadList", "Publishers", "Revocations", "append_revocation", "read_publishers", "read_revocations"]
+
+log = logging.getLogger("torch_cudal1")
+
+_MAX_BYTES = 16 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+RevokedKind: TypeAlias = Literal["entry", "program", "key"]
+_KINDS: tuple[RevokedKind, ...] = ("entry", "program", "key")
+_Item: TypeAlias = tuple[dict[str, Any], int]  # one table of a list, and the line where it begins
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class BadList:
+    """A list that cannot be used: which file, where in it, and what to do."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Publishers:
+    """The allowed public keys, each with its publisher's name."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Revocations:
+    """Why each entry, Program or key is not to be used any more, by digest or public key."""
+
+    entry: Mapping[str, str] = field(default_factory=dict)
+    program: Mapping[str, str] = field(default_factory=dict)
+    key: Mapping[str, str] = field(default_factory=dict)
+
+
+class _ListError(Exception):
+    """Inside this file: what is wrong with a list, and on which line (0: with the file)."""
+
+    def __init__(self, found: str, line: int = 0) -> None:
+        self.found, self.line = found, line
+        super().__init__(found, line)
+
+
+_memo: dict[tuple[str, Path], tuple[object, Any]] = {}
+_told: set[Path] = set()
+_lock = threading.Lock()
+
+
+def read_publishers(path: Path | None) -> Publishers | BadList:
+    """The allow-list at `path`; an empty one for None."""
+    return Publishers() if path is None else _read(path, "publisher", _publishers)
+
+
+def read_revocations(path: Path | None) -> Revocations | BadList:
+    """The revocation list at `path`; an empty one for None."""
+    return Revocations() if path is None else _read(path, "revoked", _revocations)
+
+
+def append_revocation(path: Path, kind: RevokedKind, what: str, reason: str) -> None:
+    """Add one record at the end of a list, which is made if there is none. Raises SettingError if it cannot be used or written."""
+    block = f"[[revoked]]\n{kind} = {_quoted(what)}\nreason = {_quoted(reason)}\n"
+    with hold(path.with_name(f".{path.name}.lock"), 30.0):
+        before = ""
+        if path.is_symlink() or path.exists():
+            known = read_revocations(path)
+            if isinstance(known, BadList):
+                raise SettingError("revoked", str(path), f"a list that is whole: {known.reason}")
+            before = path.read_text(encoding="utf-8").rstrip("\n")
+        text = f"{before}\n\n{block}".lstrip("\n")
+        try:
+            _revocations(_parse(text.encode(), "revoked"))
+        except _ListError as problem:  # never write what would make every look-up refuse
+            raise SettingError("revoked", what, f"a record for the list, which was left as it is: {problem.found}") from problem
+        done = write_file(path.resolve(), text.encode())
+    if isinstance(done, NotStored):
+        raise SettingError("revoked", str(path), f"a list that can be written: {done.reason}")
+
+
+def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | BadList:
+    try:
+        seen = _examined(path)
+        with _lock:
+            if (known := _memo.get((word, path))) is not None and known[0] == seen:
+                return known[1]  # type: ignore[no-any-return]
+        made = build(_parse(_content(path), word))
+    except _ListError as problem:
+        where = f"line {problem.line}: " if problem.line else ""
+        return BadList(f"{path}: {where}{problem.found}")
+    except OSError as error:
+        hint = "; restore it, or take it out of the settings" if isinstance(error, FileNotFoundError) else ""
+        return BadList(f"{path}: {type(error).__name__}: {error.strerror or error}{hint}")
+    with _lock:
+        _memo[(word, path)] = (seen, made)
+    return made
+
+
+def _examined(path: Path) -> object:
+    """What changes when the file is changed or replaced. Raises _ListError where somebody else could do that."""
+    link = os.lstat(path)
+    if stat.S_ISLNK(link.st_mode):
+        if link.st_uid not in (0, os.geteuid()):
+            raise _ListError(f"a symbolic link made by user {link.st_uid}; expected a file, or a link of yours or root's")
+        _closed_folder(path.parent)
+        if path not in _told:
+            _told.add(path)
+            log.warning(
+                "cudal1 follows the symbolic link %s to %s: who may write either decides whom you trust", path, path.resolve()
+            )
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise _ListError(f"not a regular file ({stat.filemode(found.st_mode)})")
+    if found.st_mode & stat.S_IWOTH:
+        raise _ListError(f"everybody may write it ({stat.filemode(found.st_mode)}): chmod o-w it, after a look at what it says")
+    _closed_folder(path.resolve().parent)
+    return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_mode) for s in (link, found))
+
+
+def _closed_folder(folder: Path) -> None:
+    mode = os.stat(folder).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise _ListError(f"everybody may replace it: the folder {folder} is {stat.filemode(mode)}; chmod o-w it")
+
+
+def _content(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # a pipe put there must not block
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise _ListError(f"over {_MAX_BYTES} bytes, expected a list of keys or digests")
+    return data
+
+
+def _parse(data: bytes, word: str) -> list[_Item]:
+    """The tables of a list with their lines. Raises _ListError."""
+    try:
+        text = data.decode("utf-8")
+        whole = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise _ListError("not UTF-8", data[: error.start].count(b"\n") + 1) from error
+    except RecursionError as error:
+        raise _ListError("no TOML: nested too deep") from error
+    except tomllib.TOMLDecodeError as error:
+        told = re.search(r"\(at line (\d+), column \d+\)", str(error))  # else: "at end of document"
+        line = int(told.group(1)) if told else text.count("\n") + 1
+        raise _ListError(f"no TOML: {str(error).split(' (at ')[0]}", line) from error
+    for name in whole:
+        if name != word:
+            raise _ListError(f"{name!r} is not known here; expected only [[{word}]]", _line_of(text, name))
+    tables = whole.get(word, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _ListError(f"{word!r} is no list of tables; write [[{word}]]", _line_of(text, word))
+    heads = [number for number, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[\[\s*{word}\s*\]\]", line)]
+    lines = heads if len(heads) == len(tables) else [_line_of(text, word)] * len(tables)
+    return list(zip(tables, lines, strict=True))
+
+
+def _line_of(text: str, word: str) -> int:
+    return next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
+
+
+def _publishers(items: list[_Item]) -> Publishers:
+    names: dict[str, str] = {}
+    for table, line in items:
+        name = _told_text(table, "name", line)
+        key = parse_public(table.get("key"))
+        if isinstance(key, Miss):
+            raise _ListError(f"the key of {name!r}: {key.reason}", line)
+        if key in names:
+            raise _ListError(f"the key of {name!r} is already that of {names[key]!r}", line)
+        _only(table, ("name", "key"), line)
+        names[key] = name
+    return Publishers(names)
+
+
+def _revocations(items: list[_Item]) -> Revocations:
+    reasons: dict[RevokedKind, dict[str, str]] = {kind: {} for kind in _KINDS}
+    for table, line in items:
+        named = [kind for kind in _KINDS if kind in table]
+        if len(named) != 1:
+            raise _ListError(f"{len(named)} of {', '.join(_KINDS)} in one record; expected exactly one", line)
+        kind, what = named[0], table[named[0]]
+        wrong = parse_public(what) if kind == "key" else _digest(what)
+        if isinstance(wrong, Miss):
+            raise _ListError(f"{kind}: {wrong.reason}", line)
+        reasons[kind][what] = _told_text(table, "reason", line)
+        _only(table, (kind, "reason"), line)
+    return Revocations(reasons["entry"], reasons["program"], reasons["key"])
+
+
+def _told_text(table: Mapping[str, Any], name: str, line: int) -> str:
+    found = table.get(name)
+    if not isinstance(found, str) or not found.strip():
+        raise _ListError(f"{name} is {found!r}; expected text", line)
+    return found
+
+
+def _only(table: Mapping[str, Any], known: tuple[str, ...], line: int) -> None:
+    for name in table:
+        if name not in known:
+            raise _ListError(f"{name!r} is not known here; expected {', '.join(known)}", line)
+
+
+def _digest(text: Any) -> str | Miss:
+    if isinstance(text, str) and _DIGEST.fullmatch(text):
+        return text
+    return Miss(f"{text!r} is no digest; expected 64 hex digits (0-9, a-f)")
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string: JSON's escapes are a part of TOML's; what JSON leaves as it is and TOML does not is DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")

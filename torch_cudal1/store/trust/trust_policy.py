@@ -1,0 +1,165 @@
+"""Who vouches for a record of a cache: asked at every load, answered as a value with its reason. No network is needed.
+
+    where it lies                                 who vouches
+    the user's own writable cache                 this user: it was judged here, or he put it there
+    the folder shipped with the package           whoever installed the package
+    anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else nobody
+
+Above all that stands the revocation list, which holds for the own cache too. What nobody vouches for is not run: the pipeline has
+it judged first where it may search, or refuses it. A publisher's word replaces the judge: one who signs what he has not judged is
+believed. A list takes effect at the next look-up; what a process runs already stays until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.program import Call, Program
+from torch_cudal1.store.trust.lists import BadList, Publishers, Revocations, read_publishers, read_revocations
+from torch_cudal1.store.trust.signatures import KEY_PREFIX, Kind, Signature, verify
+
+__all__ = [
+    "OWN",
+    "SHIPPED",
+    "Origin",
+    "Refused",
+    "Rules",
+    "Sealed",
+    "Standing",
+    "Unvouched",
+    "Vouched",
+    "problems",
+    "revoked_program",
+    "short",
+    "standing",
+]
+
+Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
+OWN = "this cache"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_IN_WHEEL, _IN_CHECKOUT = _PACKAGE / "kernels_cache", _PACKAGE.parent / "kernels_cache"
+SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _IN_WHEEL  # never a neighbour in site-packages
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is asked of records from elsewhere; see `Settings` for the three."""
+
+    policy: Literal["judge", "signed"] = "judge"
+    publishers: Path | None = None
+    revoked: Path | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """The rules that the settings name."""
+        return cls(settings.trust, settings.publishers, settings.revoked)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a vouching is about: a record's kind, digest and signatures; `program` of an entry, None of an alias."""
+
+    kind: Kind
+    digest: str
+    signatures: tuple[Signature, ...] = ()
+    program: Program | None = None
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """It may be used; `by` is "this cache", "torch-cudal1" or "publisher 'name'"."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class Unvouched:
+    """Nobody vouches for it: to be judged here before it is used, or refused, by policy."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Not to be used at all: revoked, or a list that would say so cannot be read."""
+
+    reason: str
+
+
+Standing: TypeAlias = Vouched | Unvouched | Refused
+
+
+def standing(record: Sealed, origin: Origin, rules: Rules) -> Standing:
+    """Who vouches for a whole record found at `origin`. Digest and place were checked before."""
+    revoked = read_revocations(rules.revoked)
+    if isinstance(revoked, BadList):
+        return Refused(f"the revocation list cannot be used: {revoked.reason}")
+    if reason := _revoked(record, revoked):
+        return Refused(f"revoked: {reason}")
+    if origin != "elsewhere":
+        return Vouched(OWN if origin == "own" else "torch-cudal1")
+    publishers = read_publishers(rules.publishers)
+    if isinstance(publishers, BadList):
+        return Refused(f"the list of publishers cannot be used: {publishers.reason}")
+    return _signed(record, publishers, revoked)
+
+
+def revoked_program(program: Program, rules: Rules) -> str:
+    """Why a Program, or one nested in it, is not to be used, whoever proposes it; "" if nothing speaks against it."""
+    revoked = read_revocations(rules.revoked)
+    if isinstance(revoked, BadList):
+        return f"the revocation list cannot be used: {revoked.reason}"
+    return _among(program, revoked)
+
+
+def problems(rules: Rules) -> tuple[str, ...]:
+    """What is wrong with the lists, for people who ask before something is loaded."""
+    lists = (read_publishers(rules.publishers), read_revocations(rules.revoked))
+    return tuple(found.reason for found in lists if isinstance(found, BadList))
+
+
+def _signed(record: Sealed, publishers: Publishers, revoked: Revocations) -> Standing:
+    """One good signature is enough; without one, a revoked key refuses, and everything else leaves it unvouched."""
+    if not record.signatures:
+        return Unvouched("nobody signed it")
+    reasons: list[str] = []
+    by_revoked = ""
+    for signature in record.signatures:
+        name = publishers.names.get(signature.key)
+        if (reason := revoked.key.get(signature.key)) is not None:
+            by_revoked = f"signed with the revoked key {short(signature.key)}: {reason}"
+        elif name is None:
+            reasons.append(f"signed with {short(signature.key)}, which is not on the list of publishers")
+        elif (problem := verify(signature, record.kind, record.digest)) is not None:
+            reasons.append(f"signed as publisher {name!r}: {problem.reason}")
+        else:
+            return Vouched(f"publisher {name!r}")
+    return Refused(by_revoked) if by_revoked else Unvouched("; ".join(reasons))
+
+
+def _revoked(record: Sealed, revoked: Revocations) -> str:
+    if (reason := revoked.entry.get(record.digest)) is not None:
+        return reason
+    return _among(record.program, revoked) if record.program is not None else ""
+
+
+def _among(program: Program, revoked: Revocations) -> str:
+    if not revoked.program:  # digests of Programs cost hashing their payloads
+        return ""
+    return next((revoked.program[digest] for digest in _digests(program) if digest in revoked.program), "")
+
+
+def _digests(program: Program) -> Iterator[str]:
+    yield program.digest
+    for step in program.steps:
+        if isinstance(step, Call):
+            yield from _digests(step.program)
+
+
+def short(key: str) -> str:
+    """A public key for people: its first digits."""
+    return f"{key[: len(KEY_PREFIX) + 12]}…"
